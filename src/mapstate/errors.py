@@ -24,6 +24,7 @@
     │   ├── StateNotFoundError        a reader asked for a state without a ledger (LookupError)
     │   ├── StateOwnershipError       another streaming query owns the state
     │   ├── StateSchemaError          type, serializer, keys or fields differ from the ledger's
+    │   ├── SeedingError              the state is being seeded, and its history is not whole yet
     │   ├── StaleBatchError           the batch is older than the state
     │   ├── MissingBatchesError       the state lacks batches that Spark has already finished
     │   ├── ReplannedBatchError       Spark planned a batch anew, over other input than the state counts
@@ -83,6 +84,7 @@ __all__ = [
     "NotPicklableError",
     "ReplannedBatchError",
     "RollbackError",
+    "SeedingError",
     "SerializationError",
     "StaleBatchError",
     "StateNotFoundError",
@@ -252,6 +254,10 @@ class FencedError(LedgerError):
 
 class RollbackError(LedgerError):
     """The last batch can no longer, or not for this type of state, be rolled back."""
+
+
+class SeedingError(LedgerError):
+    """The state is being seeded: nobody can read it, or count on it, before its history is whole."""
 
 
 class IncompleteBatchError(LedgerError):

@@ -1,4 +1,4 @@
-"""Answers that are older than a reader bears: refused, by every call, on every store."""
+"""Answers that are older than a reader bears, or not whole yet: refused, by every call, on every store."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import msgspec
 import pytest
 from driven_reader import WAYS
 from redis.exceptions import ResponseError
+from seeded import Seed
 from states import START, Job
 from windowed import Row, Windowed
 
 from mapstate import StateReader
 from mapstate.backends import resolve
-from mapstate.errors import ConfigurationError, StaleBatchError, StateNotFoundError
+from mapstate.errors import ConfigurationError, FencedError, SeedingError, StaleBatchError, StateNotFoundError
 from mapstate.protocol.ledger_record import encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.reader.changes import Position
@@ -187,3 +188,33 @@ def test_a_primary_that_was_cut_off_still_answers_and_max_age_refuses_it(start_s
             reader.get("a")
     with opened(pair.replica.url, "s", max_age=60) as reader:
         assert reader.get("a") == {"n": 2}
+
+
+def test_every_call_says_how_far_the_seed_is_and_the_whole_is_seen_at_once(url, opened):
+    seed = Seed(url, changes=10)
+    with opened(url, "visits") as reader, opened(url, "visits", consistency="latest") as looks_in:
+
+        def check(progress: str) -> None:
+            for call in WITHOUT_WINDOWS.values():
+                with pytest.raises(SeedingError, match=f"'visits' is being seeded: {progress}"):
+                    call(reader)
+            assert reader.ledger().seed is not None
+
+        check("its history is being staged")
+        seed.staged()
+        check("0 of 2 buckets")
+        seed.attempt(a=7, lost=1)
+        seed = Seed(url, changes=10)
+        seed.bucket(a=1, b=2)
+        check("1 of 2 buckets")
+        assert looks_in.get("b") == {"n": 2}
+        seed.attempt(c=9)
+        again = Seed(url, changes=10)
+        with pytest.raises((FencedError, StaleBatchError)):
+            seed.bucket(c=9)
+        again.bucket(c=3)
+        check("2 of 2 buckets")
+        again.end()
+        assert sorted(reader.scan()) == [(("a",), {"n": 1}), (("b",), {"n": 2}), (("c",), {"n": 3})]
+        assert reader.key_count() == 3
+        assert reader.get("lost") is None

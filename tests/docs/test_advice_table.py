@@ -54,6 +54,10 @@ ADVICE: dict[str, str] = {
         spark/test_options.py::test_an_option_that_changes_on_a_state_that_exists_does_what_its_row_says""",
     "operating#changing-a-job: an option of opaque(...), of windows or of a URL": """
         spark/test_options.py::test_an_option_that_changes_on_a_state_that_exists_does_what_its_row_says""",
+    "protocol#a-seed": """
+        protocol/test_seeding.py::test_a_crash_costs_one_attempt_and_a_lost_reply_nothing
+        protocol/test_seeding.py::test_a_job_without_the_initial_rows_of_the_seed_is_refused
+        protocol/test_seeding.py::test_nobody_else_counts_on_a_seed_that_is_not_complete""",
     "windows#a-clock-or-a-row-that-is-wrong": """
         operations/test_windowed_operations.py::test_a_watermark_that_is_put_back_opens_what_is_not_gone_and_the_next_batch_drags_it_no_more""",
     "features#changes-at-a-restart": """

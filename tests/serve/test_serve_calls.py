@@ -16,6 +16,7 @@ import httpx2
 import pytest
 from openapi_spec_validator import validate
 from prometheus_client.parser import text_string_to_metric_families
+from seeded import Seed
 from service import AT, VISITS, client_of, problem, report
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -215,6 +216,20 @@ def test_a_name_that_no_state_has_is_not_found(visits, name):
         for call in ("", "/values?k=1", "/scan", "/windows?k=1", "/windows/1"):
             detail = problem(client.get(f"/states/{name}{call}"), 404)
             assert "redis:" not in detail
+
+
+def test_a_state_that_is_being_seeded_is_no_answer_and_no_absent_key(url):
+    seed = Seed(url)
+    seed.staged()
+    seed.bucket(a=1)
+    with client_of(url) as client:
+        for call in ("/values?k=a", "/values?k=nobody", "/scan"):
+            answer = client.get(f"/states/visits{call}")
+            assert "1 of 2 buckets" in problem(answer, 503)
+            assert (answer.headers["retry-after"], answer.json()["error"]) == ("1", "SeedingError")
+        seed.bucket(b=2)
+        seed.end()
+        assert client.get("/states/visits/values?k=a").status_code == 200
 
 
 def test_what_is_no_call_is_not_found(visits):

@@ -183,6 +183,7 @@ def print_ledger(ledger: LedgerRecord) -> None:
         ("previous", _commit(ledger.previous)),
         ("keys held", _keys_held(ledger)),
         ("in flight", _in_flight(ledger.in_flight, ledger.epoch)),
+        *([("seed", f"not complete: {ledger.seed.progress}, nobody can read it yet")] if ledger.seed else []),
         ("dead", _dead(ledger.dead)),
         ("floor", f"{ledger.floor}: records below it were reset" if ledger.floor else "0"),
         ("rewrites", str(ledger.rewrites)),

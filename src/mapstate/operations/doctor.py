@@ -19,6 +19,7 @@ from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known
 from mapstate.protocol import upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.refusals import being_seeded
 from mapstate.protocol.rolling import RollingRecord
 from mapstate.protocol.stored_ledger import read_ledger, record_pages
 from mapstate.protocol.windows import NEVER, Named, WindowCommit
@@ -67,12 +68,15 @@ def examine(
 
     Raises:
         StateNotFoundError: There is no such state.
+        SeedingError: The state is being seeded.
         CorruptRecordError: The ledger cannot be read.
         StoreError: The store failed.
 
     """
     with opened(backend_or_url, state) as store:
         ledger = read_ledger(store, state)
+        if ledger.seed is not None:
+            raise being_seeded(ledger)
         reports: list[BatchReport] = []
         findings = [*_capabilities(store), *_reports(store, ledger, reports), _dead(ledger), _last_batch(ledger)]
         windows = WindowReads(CommittedReads(store, state, "committed", {}))

@@ -8,10 +8,14 @@ from collections.abc import Callable
 from mapstate.protocol import upkeep, ways_back
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, OperatorKind, now
 from mapstate.protocol.ledgers import HeldLedger, change_all
+from mapstate.protocol.refusals import being_seeded
 
 
 class Ledger(HeldLedger):
-    """The ledger of one state, for operations and the command line. Each change is one small write. Not thread-safe."""
+    """The ledger of one state, for operations and the command line. Each change is one small write. Not thread-safe.
+
+    None of them is made while a seed is not complete: SeedingError.
+    """
 
     def rollback(self, txid: int | None = None) -> LedgerRecord:
         """Take the last batch back, if it is ``txid``; returns the ledger without it. See `ways_back.rollback`."""
@@ -45,7 +49,7 @@ class Ledger(HeldLedger):
 
     def remember(self) -> LedgerRecord:
         """Load the ledger before records are read for `forget_dead` or `recount`. Raises StoreLostError."""
-        record = self.load() or self.raise_lost()
+        record = _whole(self.load() or self.raise_lost())
         self.at_begin = self.known
         return record
 
@@ -64,4 +68,11 @@ class Ledger(HeldLedger):
         return self.record
 
     def _change(self, transition: Callable[[LedgerRecord], LedgerRecord], **how: bool) -> None:
-        change_all([self], lambda before: [transition(before[0])], **how)
+        change_all([self], lambda before: [transition(_whole(before[0]))], **how)
+
+
+def _whole(ledger: LedgerRecord) -> LedgerRecord:
+    """The ledger of a state that is not being seeded. Raises SeedingError."""
+    if ledger.seed is not None:
+        raise being_seeded(ledger)
+    return ledger

@@ -15,12 +15,16 @@ from mapstate.capabilities import FenceToken
 from mapstate.protocol.changes import ChangesRecord
 from mapstate.protocol.records import CommitView
 from mapstate.protocol.rolling import RollingDefinition, RollingRecord
+from mapstate.protocol.seeds import SeedRecord
 from mapstate.protocol.windows import WindowCommit, WindowDefinition, WindowsRecord
 from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
 FORMAT = 1
-FORMAT_WITH_WINDOWS, FORMAT_WITH_CHANGES, FORMAT_WITH_PAGES, FORMAT_WITH_ROLLING = 2, 3, 4, 5
-"""Of a state with windows, a change log, panes in pages, rolling windows: an older mapstate refuses such a ledger."""
+FORMAT_WITH_WINDOWS, FORMAT_WITH_CHANGES, FORMAT_WITH_PAGES, FORMAT_WITH_ROLLING, FORMAT_WITH_SEED = 2, 3, 4, 5, 6
+"""Of a state with windows, a change log, panes in pages, rolling windows; of one that is being seeded, whatever it has.
+
+An older mapstate refuses such a ledger.
+"""
 
 CONTROL_MARK = b'{"control":'
 """How the control record of a topology begins, and no ledger; see `mapstate.protocol.control`."""
@@ -64,6 +68,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     ``last_txid_before``  the ledger's last txid before the batch: of a commit, a vacuum, or adopted records
     ``windows``           of a state with windows
     ``is_part``           the function gave the batch in parts, and what counts is the first one. In the JSON only if so
+    ``seeded``            a seed that has ended: batch 0, loaded part by part. In the JSON only if so
     """
 
     batch_id: int
@@ -81,6 +86,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     last_txid_before: int | None = None
     windows: WindowCommit | None = None
     is_part: bool = False
+    seeded: bool = False
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +138,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     ``windows``       of a state with windows, whose number of keys is unknown
     ``changes``       of a state with a change log
     ``rolling``       of a state with rolling windows
+    ``seed``          of a state that is being seeded
     """
 
     format: int = FORMAT
@@ -160,10 +167,11 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     windows: WindowsRecord | None = None
     changes: ChangesRecord | None = None
     rolling: RollingRecord | None = None
+    seed: SeedRecord | None = None
 
     def keys_held(self) -> int | None:
         """The number of keys with a committed value, None if unknown. See docs/operating.md#how-many-keys."""
-        if self.has_had_ttl or self.windows is not None:
+        if self.has_had_ttl or self.windows is not None or self.seed is not None:
             return None
         return self.initial_keys if self.last_commit is None else self.last_commit.keys_held
 
@@ -218,8 +226,9 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 
 
 _encoder = msgspec.json.Encoder()
-_NULLS = b"ttl windows changes rolling taken newest".split()
-_DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), b',"height":0', b',"is_part":false', b',"kind":"vacuum"')
+_NULLS = b"ttl windows changes rolling seed taken newest".split()
+_FLAGS = (b',"height":0', b',"is_part":false', b',"seeded":false', b',"kind":"vacuum"')
+_DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), *_FLAGS)
 
 
 def encode_ledger(record: LedgerRecord) -> bytes:
@@ -264,8 +273,10 @@ class Attempt(NamedTuple):
     token: FenceToken
 
 
-def format_of(windows: object, changes: object, rolling: object = None) -> int:
+def format_of(windows: object, changes: object, rolling: object = None, seed: object = None) -> int:
     """The format of a ledger that has these, or None."""
+    if seed is not None:
+        return FORMAT_WITH_SEED
     if rolling is not None:
         return FORMAT_WITH_ROLLING
     if isinstance(windows, WindowsRecord) and windows.height:

@@ -107,7 +107,7 @@ class Ledgers:
 
         Raises the errors of `open_ledger`, and StoreError.
         """
-        self._change(
+        self.change(
             lambda domain, before: [self.ledgers[i].opened(record) for i, record in zip(domain, before, strict=True)],
             may_create=True,
         )
@@ -150,7 +150,7 @@ class Ledgers:
                 for i, record, commit in zip(domain, before, own, strict=True)
             ]
 
-        self._change(committed, same_incarnation=True)
+        self.change(committed, same_incarnation=True)
 
     def take_back(self, batch_id: int, *, may_roll_back: bool = True) -> bool:
         """Undo what a batch that came in parts has written: one write per commit domain.
@@ -166,7 +166,7 @@ class Ledgers:
                 transitions.check_session(record, self.ledgers[i].session)
             return [ways_back.take_back(record, batch_id, can_roll_back=can) for record in before]
 
-        self._change(taken_back)
+        self.change(taken_back)
         return not any(ways_back.is_part(record) for record in self.records)
 
     def say_what_fenced(self) -> None:
@@ -176,13 +176,14 @@ class Ledgers:
 
     def give_up(self) -> None:
         """See `ways_back.give_up`: in all states, one write per commit domain."""
-        self._change(
+        self.change(
             lambda domain, before: [
                 ways_back.give_up(record, self.ledgers[i].session) for i, record in zip(domain, before, strict=True)
             ]
         )
 
-    def _change(self, transition: Callable[[list[int], list[Any]], list[LedgerRecord]], **how: bool) -> None:
+    def change(self, transition: Callable[[list[int], list[Any]], list[LedgerRecord]], **how: bool) -> None:
+        """One write per commit domain: a transition of the ledgers of one, see `change_all`."""
         for domain in self._domains:
             change_all([self.ledgers[i] for i in domain], partial(transition, domain), **how)
 

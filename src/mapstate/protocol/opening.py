@@ -12,7 +12,13 @@ import msgspec
 from mapstate.errors import StateOwnershipError, StateSchemaError, UsageError
 from mapstate.protocol.changes import ChangesRecord, changes_asked_for
 from mapstate.protocol.ledger_record import DROPPER, LedgerRecord, OpenRequest, format_of
-from mapstate.protocol.refusals import other_windows, rolling_windows_asked_for
+from mapstate.protocol.refusals import (
+    other_windows,
+    owned_by_another,
+    rolling_windows_asked_for,
+    seeded_by_another,
+    without_ttl,
+)
 from mapstate.protocol.rolling import RollingRecord
 from mapstate.protocol.transitions import after_failed_attempt
 from mapstate.protocol.windows import WindowsRecord
@@ -64,18 +70,18 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
     if rolling is not None or opening.rolling is not None:
         rolling = rolling_windows_asked_for(ledger, opening)
     changes = _changes(ledger.changes, opening, ledger.next_txid)
-    ledger, form = _with_fields(ledger, opening), format_of(windows, changes, rolling)
-    ledger = msgspec.structs.replace(ledger, windows=windows, changes=changes, rolling=rolling, format=form)
+    ledger = msgspec.structs.replace(_with_fields(ledger, opening), windows=windows, changes=changes, rolling=rolling)
     if ledger.owner != opening.owner:
         ledger = _with_owner(ledger, opening)
     if ledger.has_had_ttl and opening.ttl is None:
-        raise _without_ttl(ledger)
+        raise without_ttl(ledger)
     return msgspec.structs.replace(
         ledger,
         epoch=ledger.epoch + 1,
         session=opening.session,
         has_had_ttl=ledger.has_had_ttl or bool(opening.ttl),
         ttl=opening.ttl if ledger.has_had_ttl or opening.ttl else None,
+        format=format_of(windows, changes, rolling, ledger.seed),
     )
 
 
@@ -105,17 +111,6 @@ def what_remains(before: LedgerRecord | None, after: LedgerRecord) -> Iterator[s
 
 def _shown_ttl(ledger: LedgerRecord) -> str:
     return "unknown" if ledger.ttl is None else f"{ledger.ttl:g} s" if ledger.ttl else "ended"
-
-
-def _without_ttl(ledger: LedgerRecord) -> StateSchemaError:
-    same = f"ttl={ledger.ttl:g}, or with " if ledger.ttl else ""
-    return StateSchemaError(
-        f"state {ledger.state!r}: its records were written with a ttl, and the job asks for none, so they would go on "
-        f"expiring unseen. Nothing was written. Open it with {same}ttl=0, which ends the ttl of later writes. See "
-        "docs/operating.md#options-that-change",
-        state=ledger.state,
-        found=ledger.ttl,
-    )
 
 
 def _changes(kept: ChangesRecord | None, opening: OpenRequest, next_txid: int) -> ChangesRecord | None:
@@ -166,6 +161,8 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
     """Hand the state to another streaming query, if its spec says so or the present owner holds nothing in it."""
     owners = {opening.owner: 0} | ledger.owners
     holds_nothing = _holds_nothing(ledger)
+    if ledger.seed is not None and opening.on_new_owner != "reset":
+        raise seeded_by_another(ledger, opening.owner)
     if opening.on_new_owner in ("adopt", "adopt_unchecked") and not holds_nothing:
         if ledger.type == "transactional" and ledger.in_flight is not None:
             raise StateOwnershipError(
@@ -199,37 +196,12 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             initial_keys=0,
             has_had_ttl=False,
             ttl=None,
+            seed=None,
             windows=None if ledger.windows is None else ledger.windows.emptied(),
             changes=None if ledger.changes is None else ledger.changes.emptied(ledger.next_txid),
             rolling=None if ledger.rolling is None else ledger.rolling.emptied(),
         )
-    raise _owned_by_another(ledger, opening)
-
-
-def _owned_by_another(ledger: LedgerRecord, opening: OpenRequest) -> StateOwnershipError:
-    last, attempt = ledger.last_commit, ledger.in_flight
-    facts = {"state": ledger.state, "owner": ledger.owner, "asked_by": opening.owner}
-    if ledger.last_txid is None and not any(ledger.owners.values()):
-        began = "its batches were rolled back"
-        if attempt is not None:
-            began = f"txid {attempt.txid} is in flight since {attempt.at or '?'}"
-        way_out = "start once with on_new_owner='reset'; nothing counts, so nothing is lost"
-        if ledger.type == "non-transactional":
-            way_out = "remove the state (mapstate drop --force), because its records count"
-        return StateOwnershipError(
-            f"state {ledger.state!r} belongs to streaming query {ledger.owner}, which has not committed a batch "
-            f"({began}); this is query {opening.owner}. Nothing was written. If that query runs, give this job a state "
-            f"of its own. If its driver is gone, {way_out}.",
-            **facts,
-        )
-    held = "nothing committed yet" if last is None else f"batch {last.batch_id} committed {last.at}, {last.keys} keys"
-    return StateOwnershipError(
-        f"state {ledger.state!r} belongs to streaming query {ledger.owner} ({held}); this is query {opening.owner}. "
-        "Its checkpoint is new or another one, or a second job uses the state. Nothing was written. Restore the old "
-        "checkpoint, or name another state, or choose: on_new_owner='adopt' counts on above the present values, "
-        "from where they end; 'reset' starts empty.",
-        **facts,
-    )
+    raise owned_by_another(ledger, opening)
 
 
 def _holds_nothing(ledger: LedgerRecord) -> bool:

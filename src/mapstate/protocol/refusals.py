@@ -13,13 +13,15 @@ from mapstate.errors import (
     IncompleteBatchError,
     MissingBatchesError,
     ReplannedBatchError,
+    SeedingError,
     StaleBatchError,
+    StateOwnershipError,
     StateSchemaError,
     StoreLostError,
     StoreRestartedError,
     cut,
 )
-from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord, OpenRequest
+from mapstate.protocol.ledger_record import DROPPER, Commit, InFlight, LedgerRecord, OpenRequest
 from mapstate.protocol.rolling import MOST_TILES, RollingDefinition, RollingRecord
 from mapstate.protocol.windows import WindowDefinition
 from mapstate.schema import KeyField, span_text
@@ -102,6 +104,24 @@ def _in_parts(ledger: LedgerRecord, has: str, **facts: int | None) -> Incomplete
         "docs/operating.md#each-refusal-and-what-to-do",
         state=ledger.state,
         **facts,
+    )
+
+
+def opened_again(ledger: LedgerRecord) -> FencedError:
+    """The error of a driver whose epoch is over."""
+    if ledger.owner == DROPPER:
+        return FencedError(
+            f"state {ledger.state!r} is being removed by mapstate drop. This driver's attempt does not count, and the "
+            "driver stops.",
+            state=ledger.state,
+            epoch=ledger.epoch,
+        )
+    return FencedError(
+        f"state {ledger.state!r} was opened again, as epoch {ledger.epoch} by query {ledger.owner}. A newer driver "
+        "has replaced this one, whose attempt does not count. Two running copies of one job are the usual cause: "
+        "stop one of them.",
+        state=ledger.state,
+        epoch=ledger.epoch,
     )
 
 
@@ -203,6 +223,81 @@ def newer_txids(keys: Iterable[Any], records: Iterable[Any], newest: int) -> dic
     """The keys whose records carry a txid above ``newest``, with that txid. Not for states without txids."""
     pairs = zip(keys, records, strict=True)
     return {key: record[0] for key, record in pairs if record is not None and record[0] > newest}
+
+
+def being_seeded(ledger: LedgerRecord) -> SeedingError:
+    """The error of a state whose seed is not complete."""
+    seed, state = ledger.seed, ledger.state
+    facts = {} if seed is None else {"done": seed.done, "buckets": seed.buckets}
+    return SeedingError(
+        f"state {state!r} is being seeded: {'' if seed is None else seed.progress}. It can be read, and its query goes "
+        "on, from the end of the seed on. Nothing was written. If no driver is at work on it, call seed again with the "
+        "same checkpoint: it goes on. See docs/protocol.md#a-seed",
+        state=state,
+        **facts,
+    )
+
+
+def seeded_by_another(ledger: LedgerRecord, asked_by: str) -> StateOwnershipError:
+    """The error of a query that finds a state which another one seeds: it could adopt a part of the history alone."""
+    seed = ledger.seed
+    return StateOwnershipError(
+        f"state {ledger.state!r} is being seeded by streaming query {ledger.owner}: {seed and seed.progress}. This is "
+        f"query {asked_by}. Nothing was written. Seed it to its end with that query's checkpoint; or begin anew, "
+        "without what is loaded, with on_new_owner='reset'. See docs/protocol.md#a-seed",
+        state=ledger.state,
+        owner=ledger.owner,
+        asked_by=asked_by,
+    )
+
+
+def owned_by_another(ledger: LedgerRecord, opening: OpenRequest) -> StateOwnershipError:
+    """The error of a query that finds the state of another one."""
+    last, attempt = ledger.last_commit, ledger.in_flight
+    facts = {"state": ledger.state, "owner": ledger.owner, "asked_by": opening.owner}
+    if ledger.last_txid is None and not any(ledger.owners.values()):
+        began = "its batches were rolled back"
+        if attempt is not None:
+            began = f"txid {attempt.txid} is in flight since {attempt.at or '?'}"
+        way_out = "start once with on_new_owner='reset'; nothing counts, so nothing is lost"
+        if ledger.type == "non-transactional":
+            way_out = "remove the state (mapstate drop --force), because its records count"
+        return StateOwnershipError(
+            f"state {ledger.state!r} belongs to streaming query {ledger.owner}, which has not committed a batch "
+            f"({began}); this is query {opening.owner}. Nothing was written. If that query runs, give this job a state "
+            f"of its own. If its driver is gone, {way_out}.",
+            **facts,
+        )
+    held = "nothing committed yet" if last is None else f"batch {last.batch_id} committed {last.at}, {last.keys} keys"
+    return StateOwnershipError(
+        f"state {ledger.state!r} belongs to streaming query {ledger.owner} ({held}); this is query {opening.owner}. "
+        "Its checkpoint is new or another one, or a second job uses the state. Nothing was written. Restore the old "
+        "checkpoint, or name another state, or choose: on_new_owner='adopt' counts on above the present values, "
+        "from where they end; 'reset' starts empty.",
+        **facts,
+    )
+
+
+def without_ttl(ledger: LedgerRecord) -> StateSchemaError:
+    """The error of a job that asks for no ttl, of records that have one."""
+    same = f"ttl={ledger.ttl:g}, or with " if ledger.ttl else ""
+    return StateSchemaError(
+        f"state {ledger.state!r}: its records were written with a ttl, and the job asks for none, so they would go on "
+        f"expiring unseen. Nothing was written. Open it with {same}ttl=0, which ends the ttl of later writes. See "
+        "docs/operating.md#options-that-change",
+        state=ledger.state,
+        found=ledger.ttl,
+    )
+
+
+def other_history(ledger: LedgerRecord) -> SeedingError:
+    """The error of a job without the initial rows with which the seed has begun."""
+    return SeedingError(
+        f"state {ledger.state!r} is being seeded with initial rows, and this job declares none, so that they would be "
+        "lost. Nothing was written. Declare the same initialRows, and go on; or begin anew with a new checkpoint and "
+        "on_new_owner='reset'. See docs/protocol.md#a-seed",
+        state=ledger.state,
+    )
 
 
 def lost_store(state: str, *, has_records: bool) -> StoreLostError:

@@ -43,7 +43,7 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
             found = f"{state!r} is no state but the control record of a topology: mapstate list. Nothing was written."
             raise CorruptLedgerError(found, state=state) from None
         raise _corrupt(state, cut(error)) from error
-    expected = format_of(record.windows, record.changes, record.rolling)
+    expected = format_of(record.windows, record.changes, record.rolling, record.seed)
     if record.format != expected or record.state != state:
         raise CorruptLedgerError(
             f"the ledger of state {shown(record.state)} in format {record.format} is there, where that of {state!r} in "
@@ -90,6 +90,7 @@ def _flaw(record: LedgerRecord) -> str | None:
         (record.windows is not None and record.windows.has_flaw(record.keys, commits), "its windows are no windows"),
         (record.changes is not None and record.changes.has_flaw(next_txid), "its change log is none"),
         (record.rolling is not None and record.rolling.has_flaw(commits), "its rolling windows are none"),
+        (record.seed is not None and (bool(commits) or record.seed.has_flaw(last)), "its seed is none"),
     ):
         if is_flaw:
             return flaw

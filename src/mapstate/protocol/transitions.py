@@ -14,7 +14,6 @@ import msgspec
 
 from mapstate.errors import FencedError, UsageError
 from mapstate.protocol.ledger_record import (
-    DROPPER,
     AlreadyCommitted,
     Attempt,
     Commit,
@@ -30,7 +29,14 @@ from mapstate.protocol.plans import (
     is_replanned,
     last_own,
 )
-from mapstate.protocol.refusals import missing_batches, part_in_flight, part_of_a_batch, stale_batch
+from mapstate.protocol.refusals import (
+    being_seeded,
+    missing_batches,
+    opened_again,
+    part_in_flight,
+    part_of_a_batch,
+    stale_batch,
+)
 from mapstate.protocol.ways_back import check_replanned, rollback
 from mapstate.protocol.windows import PaneChange, WindowCommit
 from mapstate.schema import OnGap
@@ -66,9 +72,12 @@ def begin(
         MissingBatchesError: Batches between the state and this one are missing.
         ReplannedBatchError: The batch came with another plan and cannot be counted anew.
         IncompleteBatchError: Only a part of the last batch counts, or only a part of this one is written.
+        SeedingError: The state is being seeded, and this is no part of that.
 
     """
     check_session(ledger, session)
+    if ledger.seed is not None:
+        raise missing_batches(ledger, batch_id, 0, accept=False) if batch_id else being_seeded(ledger)
     if is_replanned(ledger, batch_id, plan):
         check_replanned(ledger, batch_id, plan)
         ledger = rollback(ledger)
@@ -180,21 +189,8 @@ def after_failed_attempt(ledger: LedgerRecord) -> LedgerRecord:
 
 def check_session(ledger: LedgerRecord, session: str) -> None:
     """Raise FencedError unless this driver made the ledger's epoch."""
-    if ledger.owner == DROPPER and ledger.session != session:
-        raise FencedError(
-            f"state {ledger.state!r} is being removed by mapstate drop. This driver's attempt does not count, and the "
-            "driver stops.",
-            state=ledger.state,
-            epoch=ledger.epoch,
-        )
     if ledger.session != session:
-        raise FencedError(
-            f"state {ledger.state!r} was opened again, as epoch {ledger.epoch} by query {ledger.owner}. A newer driver "
-            "has replaced this one, whose attempt does not count. Two running copies of one job are the usual cause: "
-            "stop one of them.",
-            state=ledger.state,
-            epoch=ledger.epoch,
-        )
+        raise opened_again(ledger)
 
 
 def check_in_flight(ledger: LedgerRecord, txid: int) -> InFlight:

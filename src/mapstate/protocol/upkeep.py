@@ -7,7 +7,15 @@ from collections.abc import Callable
 import msgspec
 
 from mapstate.errors import FencedError, UsageError
-from mapstate.protocol.ledger_record import DROPPER, Attempt, Commit, InFlight, LedgerRecord, OperatorKind
+from mapstate.protocol.ledger_record import (
+    DROPPER,
+    Attempt,
+    Commit,
+    InFlight,
+    LedgerRecord,
+    OperatorKind,
+    format_of,
+)
 from mapstate.protocol.rolling import RollingRecord
 from mapstate.protocol.transitions import check_in_flight, dead_up_to
 from mapstate.protocol.windows import LATEST, WindowCommit, WindowsRecord
@@ -288,6 +296,8 @@ def begin_drop(
         last_txid=None,
         last_commit=None,
         previous=None,
+        seed=None,
+        format=format_of(ledger.windows, ledger.changes, ledger.rolling),
         in_flight=InFlight(txid=txid, epoch=epoch, batch_id=None, nonce=session, at=at),
         dead=(),
         floor=txid,

@@ -19,6 +19,11 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
     rewound with it. ``txid`` is the expected txid of the last batch; None skips the check. Raises RollbackError.
     """
     last = ledger.last_commit
+    if last is not None and last.seeded:
+        raise RollbackError(
+            f"state {ledger.state!r} counts its seed and no batch after it, and a seed is not rolled back. Nothing was "
+            "changed. To seed it again: a new checkpoint, and on_new_owner='reset'."
+        )
     if ledger.type != "opaque":
         raise RollbackError(
             f"state {ledger.state!r} is {ledger.type}: only opaque records keep the value before. Nothing was changed."
@@ -56,7 +61,7 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
 def can_roll_back(ledger: LedgerRecord) -> bool:
     """Whether `rollback` would take the last batch back."""
     last = ledger.last_commit
-    is_last = last is not None and ledger.in_flight is None and ledger.next_txid == last.txid + 1
+    is_last = last is not None and ledger.in_flight is None and ledger.next_txid == last.txid + 1  # no seed is
     return ledger.type == "opaque" and is_last
 
 
@@ -119,7 +124,9 @@ def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None)
     known = plan_of(last, ledger.previous)
     if is_overtaken(known, plan.upstream_txid):
         raise overtaken(ledger, batch_id, plan.upstream_txid)
-    if ledger.type != "opaque":
+    if last.seeded:
+        why = "it is a seed, which is not rolled back"
+    elif ledger.type != "opaque":
         why = f"the state is {ledger.type}, and only opaque records keep the value before"
     elif known is None or not _start_together(known, plan.digest()):
         why = "the plans do not start at the same offsets"

@@ -28,7 +28,7 @@ from mapstate.maps.pane_index import without_gone
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView
-from mapstate.protocol.refusals import newer_than_ledger, newer_txids
+from mapstate.protocol.refusals import being_seeded, newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import (
     check_page_size,
     decode_ledger,
@@ -352,7 +352,7 @@ class CommittedReads:
         """
         last = self._last
         if last is not None and last.data == data:
-            self._check_max_age(last.ledger)
+            self._check_answers(last.ledger)
             return last
         if data is None:
             with self.turn:
@@ -365,7 +365,7 @@ class CommittedReads:
                 state=self.state,
             )
         opened = self._opened(data)
-        self._check_max_age(opened.ledger)
+        self._check_answers(opened.ledger)
         return opened
 
     def _opened(self, data: bytes) -> Opened:
@@ -395,8 +395,13 @@ class CommittedReads:
         self._last, self.seen = opened, ledger
         return opened
 
-    def _check_max_age(self, ledger: LedgerRecord) -> None:
-        """Raise StaleBatchError unless the last commit is within ``max_age``. The ledger of each answer comes here."""
+    def _check_answers(self, ledger: LedgerRecord) -> None:
+        """Raise StaleBatchError unless the last commit is within ``max_age``. The ledger of each answer comes here.
+
+        Raises SeedingError while the state is being seeded.
+        """
+        if ledger.seed is not None and not self.latest:
+            raise being_seeded(ledger)
         if self._max_age is None:
             return
         last, found = ledger.last_commit, "no batch is committed, or its time is not known"

@@ -1,0 +1,152 @@
+"""The ledger's rules for a seed: batch 0, loaded in buckets. Pure, as `mapstate.protocol.transitions`.
+
+    open      only a state that holds nothing; from here on nobody can read it
+    staged    the history is whole under a name: whatever was loaded before is hidden below a new floor
+    begin, commit    an attempt for each bucket
+    end       batch 0 counts, with the sums of all buckets, and readers see it at once
+
+No key is in two buckets, so what a bucket writes has no value before it. A stage that is made anew, or another plan,
+begins the seed anew: buckets of two stages may share a key.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from mapstate.errors import IncompleteBatchError, UsageError
+from mapstate.protocol.ledger_record import FORMAT_WITH_SEED, Attempt, Commit, InFlight, LedgerRecord, format_of
+from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.refusals import other_history
+from mapstate.protocol.seeds import SeedRecord
+from mapstate.protocol.transitions import check_in_flight, check_session, dead_up_to
+from mapstate.protocol.ways_back import counts
+
+
+def is_complete(ledger: LedgerRecord | None, owner: str) -> bool:
+    """Whether the state counts a batch of this query already: then there is nothing to seed."""
+    return ledger is not None and ledger.seed is None and ledger.owners.get(owner, 0) > 0
+
+
+def open_seed(ledger: LedgerRecord, plan: str, *, initial: bool) -> LedgerRecord:
+    """Begin a seed, or go on with the one of the same plan. Call it after `open_ledger`, in the same write.
+
+    A state of the same topology whose seed has ended stays as it is. Raises UsageError for a state that holds anything
+    else, and SeedingError where the job lacks the initial rows of the seed that it finds.
+    """
+    seed = ledger.seed
+    if seed is None:
+        if ledger.last_commit is not None and ledger.last_commit.seeded and counts(ledger, 0):
+            return ledger
+        if ledger.last_txid is not None or any(ledger.owners.values()):
+            raise UsageError(
+                f"state {ledger.state!r} holds batches already, and a seed fills a state that holds nothing. Nothing "
+                "was written. Start the query without seed and initialRows; or seed a state of another name, with a "
+                "new checkpoint."
+            )
+    elif seed.plan == plan:
+        return ledger
+    elif seed.initial and not initial:
+        raise other_history(ledger)
+    return _anew(ledger, SeedRecord(plan=plan, initial=initial))
+
+
+def staged(ledger: LedgerRecord, session: str, stage: str, *, files: int, rows: int, buckets: int) -> LedgerRecord:
+    """The history is whole under the name ``stage``. Raises FencedError."""
+    seed = _seed_of(ledger, session)
+    fresh = SeedRecord(plan=seed.plan, initial=seed.initial, stage=stage, files=files, staged=rows, buckets=buckets)
+    return ledger if seed == fresh else _anew(ledger, fresh)
+
+
+def _anew(ledger: LedgerRecord, seed: SeedRecord) -> LedgerRecord:
+    """Nothing counts, and what is there is below the floor: also what a late writer may still put."""
+    return msgspec.structs.replace(
+        ledger,
+        seed=seed,
+        format=FORMAT_WITH_SEED,
+        floor=ledger.next_txid,
+        last_txid=None,
+        in_flight=None,
+        dead=(),
+        initial_keys=0,
+    )
+
+
+def begin_bucket(ledger: LedgerRecord, session: str, nonce: str, *, at: str = "") -> tuple[LedgerRecord, Attempt]:
+    """Start an attempt at the next bucket, with a new txid; a transactional state goes on with the one in flight.
+
+    Raises FencedError.
+    """
+    _seed_of(ledger, session)
+    repeat = ledger.in_flight if ledger.type == "transactional" else None
+    txid = ledger.next_txid if repeat is None else repeat.txid
+    after = msgspec.structs.replace(
+        ledger,
+        next_txid=max(ledger.next_txid, txid + 1),
+        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=0, nonce=nonce, at=at),
+    )
+    return after, Attempt(0, txid, ledger.view(), after.fence())
+
+
+def commit_bucket(
+    ledger: LedgerRecord, session: str, txid: int, *, rows: int, keys: int, keys_delta: int | None
+) -> LedgerRecord:
+    """The bucket of this attempt counts. A second call changes nothing. Raises FencedError."""
+    seed = _seed_of(ledger, session)
+    if ledger.last_txid == txid:
+        return ledger
+    check_in_flight(ledger, txid)
+    return msgspec.structs.replace(
+        ledger,
+        seed=seed.loaded(rows, keys, keys_delta),
+        in_flight=None,
+        last_txid=txid,
+        dead=dead_up_to(ledger, txid),
+    )
+
+
+def end_seed(ledger: LedgerRecord, session: str, plan: BatchPlan, done: Commit) -> LedgerRecord:
+    """Batch 0 counts, with the sums of all buckets. A second call changes nothing.
+
+    It takes one more txid, which nobody uses: so no version of mapstate rolls the last bucket back for the batch.
+    Raises FencedError, and IncompleteBatchError where other rows were loaded than staged.
+    """
+    check_session(ledger, session)
+    if ledger.seed is None and counts(ledger, 0):
+        return ledger
+    seed = _seed_of(ledger, session)
+    if seed.done < seed.buckets or seed.rows != seed.staged or ledger.last_txid is None:
+        raise IncompleteBatchError(
+            f"state {ledger.state!r}: {seed.staged} rows of the history were staged, and {seed.rows} are loaded, by "
+            f"{seed.done} of {seed.buckets} buckets. Nothing of the seed counts. Were files of the stage deleted? "
+            "Delete the rest of it, the directory 'mapstate' of the checkpoint, and seed again.",
+            state=ledger.state,
+            found=seed.rows,
+            expected=seed.staged,
+        )
+    commit = msgspec.structs.replace(
+        done,
+        txid=ledger.last_txid,
+        owner=ledger.owner,
+        rows=seed.rows,
+        keys=seed.keys,
+        keys_delta=seed.keys_delta,
+        keys_held=seed.keys_delta,
+        plan=plan.digest(),
+        seeded=True,
+    )
+    return msgspec.structs.replace(
+        ledger,
+        seed=None,
+        format=format_of(ledger.windows, ledger.changes, ledger.rolling),
+        next_txid=ledger.next_txid + 1,
+        last_commit=commit,
+        previous=None,
+        owners=ledger.owners | {ledger.owner: 1},
+    )
+
+
+def _seed_of(ledger: LedgerRecord, session: str) -> SeedRecord:
+    check_session(ledger, session)
+    if ledger.seed is None:
+        raise UsageError(f"state {ledger.state!r} is not being seeded. Nothing was written.")
+    return ledger.seed

@@ -1,0 +1,50 @@
+"""What a ledger keeps of a seed: how far the history of a state is loaded. Pure, as `mapstate.protocol.changes`."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class SeedRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A seed that is not complete. Its rows are staged once, and loaded in buckets of whole keys, one after the other.
+
+    ``plan``     the digest of batch 0, of its initial rows, and of the job's fields; another one begins the seed anew
+    ``initial``  rows stand in front of the stream's own
+    ``stage``    the name of the stage, once it is whole
+    ``files``    how many files it has
+    ``staged``   how many rows of the history are in it
+    ``buckets``  how many there are to load
+    ``done``     how many of them count
+    ``rows``, ``keys``, ``keys_delta``  the sums over these, as a `Commit` has them
+    """
+
+    plan: str
+    initial: bool = False
+    stage: str | None = None
+    files: int = 0
+    staged: int = 0
+    buckets: int = 0
+    done: int = 0
+    rows: int = 0
+    keys: int = 0
+    keys_delta: int | None = 0
+
+    @property
+    def progress(self) -> str:
+        """How far it is, for messages."""
+        return "its history is being staged" if self.stage is None else f"{self.done} of {self.buckets} buckets"
+
+    def loaded(self, rows: int, keys: int, keys_delta: int | None) -> SeedRecord:
+        """With one more bucket."""
+        return msgspec.structs.replace(
+            self,
+            done=self.done + 1,
+            rows=self.rows + rows,
+            keys=self.keys + keys,
+            keys_delta=None if None in (self.keys_delta, keys_delta) else (self.keys_delta or 0) + (keys_delta or 0),
+        )
+
+    def has_flaw(self, last_txid: int | None) -> bool:
+        """Whether this is damaged: no event leaves it in a ledger with that last txid."""
+        numbers = self.files, self.staged, self.done, self.rows, self.keys
+        return min(numbers) < 0 or self.done > self.buckets or (self.done > 0) != (last_txid is not None)

@@ -1,0 +1,229 @@
+"""The rules of a seed, in the ledger: its buckets, its end, and what it refuses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from openings import opening
+from seeded import DONE, PLAN, Seed
+from states import N
+
+from mapstate.backends import resolve
+from mapstate.errors import (
+    CorruptLedgerError,
+    FencedError,
+    IncompleteBatchError,
+    MissingBatchesError,
+    ReplannedBatchError,
+    RollbackError,
+    SeedingError,
+    StateOwnershipError,
+    UsageError,
+)
+from mapstate.protocol import seeding, upkeep
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import (
+    FORMAT,
+    FORMAT_WITH_SEED,
+    AlreadyCommitted,
+    Commit,
+    encode_ledger,
+)
+from mapstate.protocol.opening import open_ledger
+from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.seed_ledgers import SeedLedgers
+from mapstate.protocol.stored_ledger import decode_ledger
+from mapstate.protocol.transitions import begin
+from mapstate.protocol.ways_back import can_all_roll_back, take_back
+
+LATER = BatchPlan("[9]", "[12]", 2, 1)
+
+
+@pytest.fixture
+def url(tmp_path: Any) -> str:
+    return f"memory://{tmp_path.name}"
+
+
+def test_a_seed_counts_as_batch_0_with_the_sums_of_its_buckets(url):
+    seed = Seed(url)
+    assert seed.record.format == FORMAT_WITH_SEED
+    seed.staged()
+    first, second = seed.bucket(a=1, b=2), seed.bucket(c=3)
+    assert seed.record.seed.progress == "2 of 2 buckets"
+    ledger = seed.end()
+    last = ledger.last_commit
+    assert (last.batch_id, last.txid, last.rows, last.keys, last.keys_held, last.seeded) == (0, second, 20, 3, 3, True)
+    assert (last.owner, last.offsets, last.plan) == ("q", "[9]", PLAN.digest())
+    assert (ledger.seed, ledger.format, ledger.owners, ledger.keys_held()) == (None, FORMAT, {"q": 1}, 3)
+    assert first in ledger.view()
+    assert decode_ledger(encode_ledger(ledger), "visits") == ledger
+    _, attempt = begin(ledger, ledger.session, 1, plan=LATER)
+    assert attempt.txid == second + 2  # one that nobody uses: no version of mapstate rolls a seed back
+
+
+def test_a_crash_costs_one_attempt_and_a_lost_reply_nothing(url):
+    seed = Seed(url)
+    seed.staged()
+    first = seed.bucket()
+    lost = seed.ledgers.begin_bucket(0)
+    again = Seed(url)
+    assert again.record.seed == seed.record.seed
+    with pytest.raises(FencedError):
+        seed.ledgers.commit_bucket(0, lost.txid, rows=10, keys=3, keys_delta=3)
+    with pytest.raises(FencedError):
+        seed.ledgers.end(PLAN, [DONE])
+    second = again.bucket()
+    again.ledgers.commit_bucket(0, second, rows=10, keys=3, keys_delta=3)
+    ledger = again.end()
+    assert again.end() == ledger
+    assert [txid in ledger.view() for txid in (first, lost.txid, second)] == [True, False, True]
+    assert ledger.dead == ((lost.txid, lost.txid),)
+
+
+def test_a_transactional_bucket_is_repeated_under_its_txid_and_another_stage_is_not(url):
+    seed = Seed(url, type="transactional")
+    seed.staged()
+    lost = seed.ledgers.begin_bucket(0)
+    again = Seed(url, type="transactional")
+    assert again.ledgers.begin_bucket(0).txid == lost.txid
+    again.staged("b")
+    assert again.ledgers.begin_bucket(0).txid == lost.txid + 1 == again.record.floor
+
+
+@pytest.mark.parametrize("how", ["stage", "plan"])
+def test_another_stage_or_plan_begins_anew_and_nothing_of_before_counts(url, how):
+    seed = Seed(url)
+    seed.staged()
+    first = seed.bucket()
+    again = Seed(url, "p" if how == "stage" else "other")
+    again.staged("b", rows=10, buckets=1)
+    assert (again.record.seed.done, again.record.seed.rows, again.record.last_txid) == (0, 0, None)
+    second = again.bucket(a=1)
+    ledger = again.end()
+    assert ledger.last_commit.keys_held == 1
+    assert ledger.floor == second > first
+
+
+def test_a_stage_that_is_named_twice_after_a_lost_reply_is_the_same(url):
+    seed = Seed(url)
+    seed.staged()
+    before = seed.record
+    seed.staged()
+    assert seed.record == before
+
+
+def test_an_unknown_number_of_keys_stays_unknown(url):
+    seed = Seed(url)
+    seed.staged()
+    seed.bucket(delta=None)
+    seed.bucket()
+    assert seed.end().keys_held() is None
+
+
+def test_a_failed_first_batch_is_hidden(url):
+    ledgers = SeedLedgers([resolve(url).open("visits")], [opening(type="transactional", fields=(N,))], ["refuse"])
+    ledgers.open()
+    (attempt,) = ledgers.begin(0, PLAN)
+    seed = Seed(url, type="transactional")
+    seed.staged(rows=10, buckets=1)
+    assert seed.bucket() > attempt.txid
+    assert seed.end().floor > attempt.txid
+
+
+@pytest.mark.parametrize(("rows", "buckets"), [(20, 1), (10, 2)])
+def test_a_seed_ends_only_with_all_of_its_rows(url, rows, buckets):
+    seed = Seed(url)
+    seed.staged(rows=rows, buckets=buckets)
+    seed.bucket()
+    with pytest.raises(IncompleteBatchError, match=f"{rows} rows of the history were staged, and 10 are loaded"):
+        seed.end()
+
+
+def test_only_an_empty_state_is_seeded(url):
+    seed = Seed(url)
+    seed.staged(rows=10, buckets=1)
+    seed.bucket()
+    ledger = seed.end()
+    assert Seed(url).record.last_commit == ledger.last_commit  # of a topology, whose other states go on
+    seed = Seed(url)
+    seed.ledgers.begin(1, LATER)
+    seed.ledgers.commit([Commit(batch_id=1, txid=seed.record.in_flight.txid, owner="q")])
+    with pytest.raises(UsageError, match="a seed fills a state that holds nothing"):
+        Seed(url)
+
+
+def test_a_job_without_the_initial_rows_of_the_seed_is_refused(url):
+    Seed(url, "with rows", initial=True)
+    with pytest.raises(SeedingError, match="declares none"):
+        Seed(url)
+    Seed(url, "with other rows", initial=True)
+
+
+def test_nobody_else_counts_on_a_seed_that_is_not_complete(url):
+    seed = Seed(url)
+    seed.staged()
+    seed.bucket()
+    ledger = seed.record
+    with pytest.raises(SeedingError, match="1 of 2 buckets"):
+        begin(ledger, ledger.session, 0, plan=PLAN)
+    with pytest.raises(MissingBatchesError):
+        begin(ledger, ledger.session, 3, plan=LATER)
+    for policy in ("refuse", "adopt", "adopt_unchecked"):
+        with pytest.raises(StateOwnershipError, match="seeded by streaming query q: 1 of 2 buckets"):
+            open_ledger(ledger, opening(owner="other", on_new_owner=policy, fields=(N,)))
+    reset = open_ledger(ledger, opening(owner="other", on_new_owner="reset", session="s", fields=(N,)))
+    assert (reset.seed, reset.last_txid, reset.floor, reset.format) == (None, None, ledger.next_txid, FORMAT)
+    assert begin(reset, "s", 0)[1].txid == ledger.next_txid
+
+
+def test_nor_does_an_operator_change_it(url):
+    Seed(url).staged()
+    tool = Ledger(resolve(url).open("visits"), "visits")
+    for change in (
+        tool.rollback,
+        lambda: tool.begin_operator("vacuum"),
+        tool.remember,
+        lambda: tool.mark_part(0),
+        lambda: tool.advance(5),
+    ):
+        with pytest.raises(SeedingError, match="call seed again"):
+            change()
+    dropped = upkeep.begin_drop(tool.load(), "visits", "s", 5000)
+    assert decode_ledger(encode_ledger(dropped), "visits").seed is None
+
+
+def test_a_complete_seed_comes_again_and_is_never_rolled_back(url):
+    seed = Seed(url)
+    seed.staged(rows=10, buckets=1)
+    seed.bucket()
+    ledger = seed.end()
+    assert isinstance(begin(ledger, ledger.session, 0, plan=PLAN)[1], AlreadyCommitted)
+    with pytest.raises(ReplannedBatchError, match="it is a seed"):
+        begin(ledger, ledger.session, 0, plan=PLAN._replace(end="[10]", planned_at=7))
+    with pytest.raises(RollbackError, match="a seed is not rolled back"):
+        Ledger(resolve(url).open("visits"), "visits").rollback()
+    assert not can_all_roll_back([ledger], 0)
+    assert take_back(ledger, 0, can_roll_back=False).last_commit.is_part
+
+
+@pytest.mark.parametrize("flaw", [{"done": 3}, {"rows": -1}, {"done": 0}])
+def test_a_damaged_seed_is_no_seed(url, flaw):
+    seed = Seed(url)
+    seed.staged()
+    seed.bucket()
+    damaged = msgspec.structs.replace(seed.record, seed=msgspec.structs.replace(seed.record.seed, **flaw))
+    with pytest.raises(CorruptLedgerError, match="its seed is none"):
+        decode_ledger(encode_ledger(damaged), "visits")
+    older = encode_ledger(seed.record).replace(b'"format":6', b'"format":1')
+    with pytest.raises(CorruptLedgerError, match="in format 1 is there"):
+        decode_ledger(older, "visits")
+
+
+def test_nothing_is_staged_loaded_or_ended_without_a_seed():
+    ledger = open_ledger(None, opening(session="s"))
+    with pytest.raises(UsageError, match="is not being seeded"):
+        seeding.staged(ledger, "s", "a", files=1, rows=1, buckets=1)
+    with pytest.raises(FencedError):
+        seeding.staged(ledger, "other", "a", files=1, rows=1, buckets=1)
