@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import msgspec
 import pytest
+from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
 from openings import opening
 from rolled import WINDOWS, Rolled, Row
+from states import form_of
 
 from mapstate import LIFETIME, Count, Max, RollingWindows, open_reader
 from mapstate.errors import (
@@ -22,10 +27,11 @@ from mapstate.protocol.stored_ledger import decode_ledger, ledger_bytes, read_le
 from mapstate.protocol.windows import NEVER, WindowCommit, WindowDefinition
 
 
-@pytest.fixture
-def job(tmp_path) -> Rolled:
+@pytest.fixture(params=["memory", "sqlite", REDIS, CLUSTER, AEROSPIKE])
+def job(request: Any, tmp_path: Path) -> Rolled:
     """Five batches; "idle" and "old" have rows in the first one only."""
-    job = Rolled(f"memory://{tmp_path.name}", WINDOWS, lag=4)
+    url = url_of(request, tmp_path)
+    job = Rolled(url, WINDOWS, lag=4, serializer=form_of(url))
     job.batch(*(Row(at, user, at) for at in range(0, 60, 3) for user in ("ann", "idle")), Row(-500, "old", 9))
     for start in (60, 90, 120):
         job.batch(*(Row(at, "ann", at) for at in range(start, start + 30, 4)), Row(start - 50, "bob", start))
@@ -201,6 +207,35 @@ def test_a_reset_empties_the_windows_and_their_horizon(job):
     other.batch(Row(-500, "ann", 2), Row(-490, "bob", 1))
     with open_reader(job.backend, "s") as reader:
         assert reader.get("ann") == other.right("ann")
+        assert reader.get("idle") is None
+
+
+@pytest.mark.parametrize(
+    ("windows", "options"),
+    [
+        (((7, 1), (90, 9)), {"startTime": 3}),
+        ((*WINDOWS, (3000, 5)), {}),
+        (((40, 20), LIFETIME), {"kind": "timestamp"}),
+    ],
+)
+def test_a_reset_takes_any_windows_and_no_one_else_does(job, windows, options):
+    for on_new_owner in ("refuse", "adopt_unchecked"):
+        with pytest.raises(StateSchemaError):
+            job.restarted(windows, owner="other", on_new_owner=on_new_owner, **options).begin()
+    with pytest.raises(StateSchemaError):
+        job.restarted(windows, on_new_owner="reset", **options).begin()  # its own query
+    other = job.restarted(windows, owner="other", on_new_owner="reset", **options)
+    other.committed, other.unit = [], min(window[1] for window in windows if window != LIFETIME)
+    other.begin()
+    with open_reader(job.backend, "s") as reader:
+        assert list(reader.scan()) == []
+    for start in (0, 200, 400):
+        other.batch(*(Row(at, "ann", at) for at in range(start, start + 200, 7)), Row(start - 50, "bob", start))
+    with open_reader(job.backend, "s") as reader:
+        assert reader.get("ann", at="watermark") == other.right("ann", "watermark")
+        for user in ("ann", "bob"):
+            for at in range(600, 700, 3):
+                assert reader.get(user, at=other.time(at)) == other.right(user, at)
         assert reader.get("idle") is None
 
 

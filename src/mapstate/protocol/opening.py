@@ -68,7 +68,7 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
         windows = msgspec.structs.replace(windows, definition=opening.windows)
     rolling = ledger.rolling
     if rolling is not None or opening.rolling is not None:
-        rolling = rolling_windows_asked_for(ledger, opening)
+        rolling = rolling_windows_asked_for(ledger, opening, starts_empty=_starts_empty(ledger, opening))
     changes = _changes(ledger.changes, opening, ledger.next_txid)
     ledger = msgspec.structs.replace(_with_fields(ledger, opening), windows=windows, changes=changes, rolling=rolling)
     if ledger.owner != opening.owner:
@@ -215,6 +215,11 @@ def _holds_nothing(ledger: LedgerRecord) -> bool:
     if ledger.type == "non-transactional":
         return ledger.next_txid == ledger.first_txid
     return ledger.in_flight is None or ledger.in_flight.epoch != ledger.epoch
+
+
+def _starts_empty(ledger: LedgerRecord, opening: OpenRequest) -> bool:
+    """Whether another owner takes the state without anything that was counted."""
+    return ledger.owner != opening.owner and (opening.on_new_owner == "reset" or _holds_nothing(ledger))
 
 
 def _schema(fields: tuple[KeyField, ...] | tuple[Field, ...] | list[Field]) -> str:

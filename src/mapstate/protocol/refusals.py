@@ -374,12 +374,16 @@ def _windows(windows: WindowDefinition | None, keys: Sequence[KeyField]) -> str:
     return f"(length {length}, slide {slide}, startTime {offset}{clock})"
 
 
-def rolling_windows_asked_for(ledger: LedgerRecord, opening: OpenRequest) -> RollingRecord | None:
+def rolling_windows_asked_for(
+    ledger: LedgerRecord, opening: OpenRequest, *, starts_empty: bool
+) -> RollingRecord | None:
     """The rolling windows of a state that a job opens. Raises StateSchemaError if its tiles cannot serve them."""
     kept, asked = ledger.rolling, opening.rolling
     if kept is None and asked is None:
         return None
-    after = None if kept is None or asked is None else kept.adapted(asked)
+    after = None
+    if kept is not None and asked is not None:
+        after = RollingRecord(definition=asked) if starts_empty else kept.adapted(asked)
     if after is None:
         raise _other_rolling_windows(ledger, opening)
     return after
