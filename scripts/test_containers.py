@@ -26,6 +26,7 @@ def defaults() -> dict[str, str]:
 
 def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str, ...]]]:
     """Which tests run with which server: a name, the environment that they take it from, and their modules."""
+    rolling = ("rolling_operations", "rolling_reads", "rolling_states", "serve_rolling")
     redis = ("contract_redis", "redis", "redis_shapes", "redis_foreign", "adopt", "vacuum", "drop", "batch_report")
     redis += ("daily_commands", "export", "messages", "new_values", "state_query", "spark_key_counts", "states_before")
     redis += (
@@ -33,7 +34,6 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "final_windows",
         "options",
         "scan_parts",
-        "rolling_reads",
         "dataframes",
         "key_order",
         "changes",
@@ -45,8 +45,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "serve_calls",
         "serve_changes",
         "serve_process",
-        "serve_rolling",
-        "rolling_operations",
+        *rolling,
         "rolling_frames",
         "live_page",
     )
@@ -56,6 +55,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "drpc",
         "reading_path",
         "replanned",
+        "rolling_frames",
         "rolling_windows",
         "running",
         "session_windows",
@@ -69,12 +69,12 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
             {
                 "MAPSTATE_TEST_REDIS_CLUSTER_URL": f"redis+cluster://127.0.0.1:{variables['MAPSTATE_REDIS_CLUSTER_PORT']}"
             },
-            ("contract_redis_cluster", "redis_cluster", "states_before", "serve_calls"),
+            ("contract_redis_cluster", "redis_cluster", "states_before", "serve_calls", *rolling),
         ),
         (
             "aerospike",
             {"MAPSTATE_TEST_AEROSPIKE_HOSTS": "127.0.0.1:3000"},
-            ("contract_aerospike", "aerospike", "aerospike_stand_in", *spark),
+            ("contract_aerospike", "aerospike", "aerospike_stand_in", *rolling, *spark),
         ),
         (
             "postgresql",

@@ -175,8 +175,10 @@ def test_make_test_containers_gives_each_store_its_server(monkeypatch):
     ("service", "fixture"),
     [
         ("redis", "redis_url"),
+        ("redis", "CLUSTER"),
         ("valkey", "redis_url"),
         ("redis-cluster", "cluster_url"),
+        ("redis-cluster", "CLUSTER"),
         ("aerospike", "aerospike_fixtures"),
         ("aerospike", "aerospike_url"),
         ("aerospike", "AEROSPIKE"),

@@ -7,10 +7,10 @@ from importlib import import_module
 from itertools import permutations
 
 import pytest
+from every_store import AEROSPIKE, REDIS
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import functions as F
-from spark_fixtures import AEROSPIKE, REDIS
 from states import Job, made_of_one_batch
 
 from mapstate import Avg, Count, Max, Min, Sum, TopN, newStream, opaque, open_reader

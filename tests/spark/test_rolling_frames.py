@@ -6,12 +6,12 @@ import time
 from typing import Any
 
 import pytest
+from every_store import AEROSPIKE, FULL, REDIS, url_of
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from rolling import HOURS, MINUTE, T0, TENS, Rolled
-from spark_fixtures import REDIS
 from states import Job
 
 from mapstate import Count, Max, RollingWindows, Sum, Topology, newStream, opaque, open_reader
@@ -27,12 +27,9 @@ ROWS = [(f"k{at % 7}", at, at) for at in range(60)]
 KEYS = [f"k{at}" for at in range(7)]
 
 
-@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.full), REDIS])
+@pytest.fixture(params=[*FULL[1:], REDIS, AEROSPIKE])
 def url(request: Any, tmp_path: Any) -> str:
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/state.db"
-    found: str = request.getfixturevalue(request.param)
-    return found
+    return url_of(request, tmp_path)
 
 
 @pytest.fixture

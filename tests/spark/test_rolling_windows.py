@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 import pytest
+from every_store import AEROSPIKE, FULL, REDIS, url_of
 from pyspark.sql import DataFrame, SparkSession
 from rolled import Row, floor, inside, shown, suffix
-from spark_fixtures import REDIS
 
 from mapstate import (
     LIFETIME,
@@ -47,9 +47,9 @@ FIRST, LAST = -62_135_596_800_000_000, 253_402_300_799_999_999
 DAY = 86_400_000_000
 
 
-@pytest.fixture
-def url(each_url: str) -> str:
-    return each_url
+@pytest.fixture(params=[*FULL, REDIS, AEROSPIKE])
+def url(request: Any, tmp_path: Any) -> str:
+    return url_of(request, tmp_path)
 
 
 def frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
@@ -289,7 +289,7 @@ def test_many_keys_of_several_partitions_and_chunks(spark, tmp_path):
     site.check()
 
 
-@pytest.mark.parametrize("each_url", [REDIS], indirect=True)
+@pytest.mark.parametrize("url", [REDIS], indirect=True)
 def test_the_tiles_of_a_key_are_neighbours_also_where_the_driver_applies_a_small_batch(spark, url):
     """From the fourth small batch on. Each key has rows in many tiles, in no order."""
     rows, draw = [], random.Random("small")

@@ -6,8 +6,9 @@ import threading
 from typing import Any
 
 import pytest
+from every_store import AEROSPIKE, REDIS
 from py4j.clientserver import ClientServerConnection
-from spark_fixtures import AEROSPIKE, AVAILABLE, REDIS, Visits, finish
+from spark_fixtures import AVAILABLE, Visits, finish
 
 from mapstate import Collect, Count, Sum, newStream, opaque, open_reader
 from mapstate.spark.driver import apply, small_batches, state

@@ -18,11 +18,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from every_store import AEROSPIKE
 from py4j.protocol import Py4JError
 from pyspark.errors import ArithmeticException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from spark_fixtures import AEROSPIKE, AVAILABLE, ONE_STORE_OF_BYTES, Visits, contents, finish
+from spark_fixtures import AVAILABLE, ONE_STORE_OF_BYTES, Visits, contents, finish
 
 from mapstate import (
     Avg,
