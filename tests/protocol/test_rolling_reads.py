@@ -13,14 +13,16 @@ import pandas as pd
 import pytest
 from driven_reader import WAYS
 from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
-from rolled import WINDOWS, Rolled, Row, shown, suffix
+from rolled import AGGREGATES, WINDOWS, Rolled, Row, shown, suffix
 from states import Job, form_of
 
 from mapstate import LIFETIME, Count, Sum
+from mapstate.aggregators import tiles as of_tiles
 from mapstate.aggregators.aggregator import CombinerAggregator, ReducerAggregator
 from mapstate.backends import resolve
-from mapstate.errors import StaleBatchError, UnknownColumnError, UsageError, WindowGoneError
+from mapstate.errors import StaleBatchError, UnknownColumnError, UsageError, ValueOverflowError, WindowGoneError
 from mapstate.reader import StateReader, open_reader, rolling
+from mapstate.serializers import tiles
 
 USERS = ["ann", "bob", "cyd", "eve"]
 
@@ -83,6 +85,59 @@ def test_every_way_of_asking_is_that_of_the_rows(url, opened, clock, kind):
         assert one_each == [job.right(user, at) for user, at in zip(users, times, strict=True)]
         assert reader.multi_get(users, at=tuple(job.time(at) for at in times)) == one_each
         assert reader.multi_get([], at=job.time(first)) == reader.multi_get([], at=[]) == []
+
+
+@pytest.mark.parametrize("has_numpy", [True, False])
+@pytest.mark.parametrize("seed", range(4))
+def test_many_keys_at_once_are_those_of_the_rows(tmp_path, monkeypatch, has_numpy, seed):
+    """Before, during and after a batch, also where older records are lists of tiles and where values are large."""
+    if not has_numpy:
+        monkeypatch.setattr(of_tiles, "numpy", lambda: None)
+    draw, users = random.Random(seed), [f"u{at}" for at in range(40)]
+    large = 1 << (54 if seed == 3 else 9)
+    whole = AGGREGATES if seed else {name: AGGREGATES[name] for name in ("rows", "total")}
+    job = Rolled(f"memory://{tmp_path.name}", lag=6, retention=10, serializer="msgpack", aggregates=whole)
+
+    def rows(start: int) -> list[Row]:
+        some = [draw.choice(users[:35]) for _ in range(60)]
+        return [Row(start + draw.randint(-150, 20), user, draw.choice([-3, 1, 7, large])) for user in some]
+
+    def right(at: Any) -> list[Any]:
+        found = [job.right(user, at) for user in users]
+        return [one and {name: value for name, value in one.items() if name.split("_")[0] in whole} for one in found]
+
+    def check(reader: Any) -> None:
+        for at in (None, "watermark", first_time(job), job.newest + 44):
+            assert reader.multi_get(users, at=at) == right(at)
+            for columns in (["total_10", "rows_lifetime"], ["total_40"]):
+                asked = [one and {name: one[name] for name in columns} for one in right(at)]
+                assert reader.multi_get(users, at=at, columns=columns) == asked
+        times = [first_time(job) + draw.randint(0, 90) for _ in users]
+        one_each = [right(at)[place] for place, at in enumerate(times)]
+        assert reader.multi_get(users, at=times) == one_each
+
+    for batch in range(8):
+        with monkeypatch.context() as changed:
+            if seed == 2 and batch < 5:
+                changed.setattr(tiles, "packed", lambda numbers: None)
+            attempted = job.attempt(*rows(20 * batch))
+        with open_reader(job.backend, "s") as reader:
+            if batch:
+                check(reader)
+            job.commit(attempted)
+            check(reader)
+
+
+def test_one_key_among_many_whose_sum_is_too_large_is_named(tmp_path):
+    job = Rolled(f"memory://{tmp_path.name}", serializer="msgpack")
+    job.batch(*(Row(at, f"u{at}") for at in range(40)))
+    job.batch(Row(100, "u7", 1 << 62), Row(101, "u7", 1 << 62))
+    with open_reader(job.backend, "s") as reader:
+        users = [f"u{at}" for at in range(40)]
+        with pytest.raises(ValueOverflowError, match="key 'u7'"):
+            reader.multi_get(users)
+        fine = reader.multi_get(users, columns=["rows_10", "least_lifetime"])
+        assert fine[7] == {"rows_10": 2, "least_lifetime": 1}
 
 
 def test_no_row_at_or_after_a_given_time_is_in_the_answer(url, opened):

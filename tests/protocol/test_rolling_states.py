@@ -293,7 +293,7 @@ def test_a_batch_that_counts_as_an_empty_one_moves_nothing(job):
 def test_an_older_version_refuses_the_ledger(job):
     data = ledger_bytes(job.store, "s")
     stored = msgspec.json.decode(data)
-    assert stored["format"] == FORMAT_WITH_ROLLING == 5
+    assert stored["format"] == FORMAT_WITH_ROLLING == 7
     assert decode_ledger(data, "s") == job.record
 
     class Older(msgspec.Struct):
@@ -301,13 +301,20 @@ def test_an_older_version_refuses_the_ledger(job):
 
         format: int
 
-    assert msgspec.json.decode(data, type=Older).format not in (1, 2, 3, 4)
-    for other in (2, 3, 4, 6):
+    assert msgspec.json.decode(data, type=Older).format not in (1, 2, 3, 4, 5, 6)
+    for other in (2, 3, 4, 6, 8):
         with pytest.raises(CorruptLedgerError, match="in format"):
             decode_ledger(msgspec.json.encode(stored | {"format": other}), "s")
     without = {name: value for name, value in stored.items() if name != "rolling"}
-    with pytest.raises(CorruptLedgerError, match=r"in format 5 is there, where .* in format"):
+    with pytest.raises(CorruptLedgerError, match=r"in format 7 is there, where .* in format"):
         decode_ledger(msgspec.json.encode(without), "s")
+
+
+def test_a_ledger_from_before_tiles_were_packed_becomes_the_newer_one(job):
+    stored = msgspec.json.decode(ledger_bytes(job.store, "s"))
+    older = decode_ledger(msgspec.json.encode(stored | {"format": 5}), "s")
+    assert older == job.record
+    assert msgspec.json.decode(encode_ledger(older))["format"] == 7
 
 
 @pytest.mark.parametrize(

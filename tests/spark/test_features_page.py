@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import msgspec
 import pytest
 
 from mapstate import LIFETIME, Count, RollingWindows, Sum, newStream, opaque, open_reader
 from mapstate.errors import StateSchemaError, WindowGoneError
+from mapstate.schema import Field
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers.tiles import tiles_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "features.md"
 MINUTE = 60_000_000
@@ -24,14 +26,14 @@ EVERY = {"every 5 minutes": 5 * MINUTE, "every 2 hours": DAY // 12, "every week"
 pytestmark = pytest.mark.spark
 
 
-def records(spark: Any, path: Path, serializer: str) -> dict[str, bytes]:
+def records(spark: Any, path: Path, form: str) -> dict[str, bytes]:
     """The record of a key for each step between two rows, after a month."""
     job = (
         newStream("payments", spark.createDataFrame([], "card string, at timestamp, amount bigint"))
         .window(WINDOWS, timestampField="at", lag="10 minutes")
         .groupBy("card")
         .persistentAggregate(
-            opaque(f"sqlite:///{path}", "cards", serializer=serializer), payments=Count(), spend=Sum("amount")
+            opaque(f"sqlite:///{path}", "cards", serializer=form), payments=Count(), spend=Sum("amount")
         )
     )
     first, last = 20_000 * DAY, 20_031 * DAY
@@ -47,7 +49,9 @@ def records(spark: Any, path: Path, serializer: str) -> dict[str, bytes]:
 
 def test_what_a_key_costs_is_what_is_stored(spark, tmp_path):
     packed, text = (records(spark, tmp_path / f"{form}.db", form) for form in ("msgpack", "json"))
-    tiles = {every: len(msgspec.msgpack.decode(record)[1][2]) for every, record in packed.items()}
+    fields = [Field("payments", "Count", "bigint"), Field("spend", "Sum(amount)", "bigint")]
+    codec = RecordCodec(serializer("msgpack"), "cards", "opaque", fields, [(0, 2)], in_tiles=True)
+    tiles = {every: len(tiles_of(codec.loads([every], [record])[0][1]).starts) for every, record in packed.items()}
     rows = [f"| {every} | {tiles[every]} | {len(packed[every]):,} | {len(text[every]):,} |" for every in EVERY]
     found = re.findall(r"^\| every .*\|$", PAGE.read_text(), re.MULTILINE)
     assert found == rows

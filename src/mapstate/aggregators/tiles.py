@@ -6,12 +6,13 @@ See `mapstate.protocol.rolling` and `mapstate.serializers.tiles`.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from typing import Any
 
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner
+from mapstate.aggregators.bulk_tiles import FEWEST, ManyTiles, is_packed, numpy
 from mapstate.aggregators.fields import NULL, Fields
 from mapstate.aggregators.folding import called
 from mapstate.aggregators.joins import adds_up, checked_sum, folded
@@ -148,17 +149,58 @@ class Answers:
         Raises ValueOverflowError, and AggregatorError if a user's aggregator raised.
         """
         known: dict[int, tuple[list[int], list[_Plan]]] = {}
-        out: list[Any] = []
-        for value, (end, until) in zip(found, ends, strict=True):
-            tiles = tiles_of(value)
-            if tiles is None:
-                out.append(None)
+        out: list[Any] = [None] * len(found)
+        many = [at for at, value in enumerate(found) if is_packed(value)] if len(found) >= FEWEST else []
+        columns, done = self._at_once([found[at] for at in many], [ends[at] for at in many])
+        left: Iterable[int] = range(len(found))
+        if len(columns) == len(self._nothing):
+            rows = zip(*(columns[place] for place in range(len(columns))), strict=True)
+            for at, row in zip(many, rows, strict=True):
+                out[at] = row
+            left = sorted(set(left) - set(many))
+        places = {at: place for place, at in enumerate(many)} if done else {}
+        for at in left:
+            value, (end, until) = found[at], ends[at]
+            if value is None:
                 continue
             if end not in known:
                 known[end] = self._plan(end)
-            answer = self._of(tiles, *known[end], until)
-            out.append(tuple(answer) if not self._is_single else NULL if answer[0] is None else answer[0])
+            lows, plan = known[end]
+            if at in places:
+                plan = [one for one in plan if one[0] not in done]
+            answer = self._of(tiles_of(value), lows, plan, until)
+            if at in places:
+                for place, column in columns.items():
+                    answer[place] = column[places[at]]
+            out[at] = tuple(answer)
+        if self._is_single:
+            return [None if one is None else NULL if one[0] is None else one[0] for one in out]
         return out
+
+    def _at_once(self, found: Sequence[Any], ends: Sequence[tuple[int, int]]) -> tuple[dict[int, list[Any]], set[int]]:
+        """Columns for packed values, by their places, and the fields of which they are; none where a loop has to."""
+        np = numpy() if found else None
+        tiles = None if np is None else ManyTiles(np, found)
+        if tiles is None or not tiles.fits:
+            return {}, set()
+        if ends.count(ends[0]) == len(ends):
+            ends = ends[:1]
+        high = tiles.cut([until for _, until in ends])
+        cuts = [tiles.cut([self._definition.low(window, end) for end, _ in ends]) for window in self._windows]
+        columns: dict[int, list[Any]] = {}
+        done: set[int] = set()
+        for at, one, kind, outs in self._wanted:
+            windows = [(cuts[window], not self._windows[window].length) for window in outs]
+            joined = tiles.joined((at, one, kind), windows, high)
+            if joined is None:
+                continue
+            done.add(at)
+            for place, column in zip(outs.values(), joined, strict=True):
+                nothing = self._nothing[place]
+                columns[place] = (
+                    column if nothing is None else [nothing if value is None else value for value in column]
+                )
+        return columns, done
 
     def _plan(self, end: int) -> tuple[list[int], list[_Plan]]:
         """Where the windows begin, from the last beginning on, and for each field where their answers go."""

@@ -20,11 +20,13 @@ from mapstate.protocol.windows import WindowCommit, WindowDefinition, WindowsRec
 from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
 FORMAT = 1
-FORMAT_WITH_WINDOWS, FORMAT_WITH_CHANGES, FORMAT_WITH_PAGES, FORMAT_WITH_ROLLING, FORMAT_WITH_SEED = 2, 3, 4, 5, 6
-"""Of a state with windows, a change log, panes in pages, rolling windows; of one that is being seeded, whatever it has.
+FORMAT_WITH_WINDOWS, FORMAT_WITH_CHANGES, FORMAT_WITH_PAGES, FORMAT_WITH_SEED, FORMAT_WITH_ROLLING = 2, 3, 4, 6, 7
+"""Of a state with windows, a change log, panes in pages; of one that is being seeded, whatever it has; rolling windows.
 
 An older mapstate refuses such a ledger.
 """
+FORMAT_WITHOUT_PACKED = 5
+"""Of rolling windows whose tiles were lists only. It becomes the newer one with the next change of the ledger."""
 
 CONTROL_MARK = b'{"control":'
 """How the control record of a topology begins, and no ledger; see `mapstate.protocol.control`."""

@@ -21,7 +21,14 @@ from mapstate.errors import (
     shown,
 )
 from mapstate.keys import KeyCodec, is_index_key
-from mapstate.protocol.ledger_record import CONTROL_MARK, LedgerRecord, format_of, is_time
+from mapstate.protocol.ledger_record import (
+    CONTROL_MARK,
+    FORMAT_WITH_ROLLING,
+    FORMAT_WITHOUT_PACKED,
+    LedgerRecord,
+    format_of,
+    is_time,
+)
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
 
@@ -43,6 +50,8 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
             found = f"{state!r} is no state but the control record of a topology: mapstate list. Nothing was written."
             raise CorruptLedgerError(found, state=state) from None
         raise _corrupt(state, cut(error)) from error
+    if record.rolling is not None and record.format == FORMAT_WITHOUT_PACKED:
+        record = msgspec.structs.replace(record, format=FORMAT_WITH_ROLLING)  # both forms of tiles are read
     expected = format_of(record.windows, record.changes, record.rolling, record.seed)
     if record.format != expected or record.state != state:
         raise CorruptLedgerError(

@@ -15,7 +15,7 @@ from mapstate.schema import Field, StateType
 from mapstate.serializers.tiles import TileLayout
 from mapstate.serializers.value_types import TXID, Array, Convert, WireForm, each, from_wire, to_wire, wire_type
 
-_UNREADABLE = (msgspec.MsgspecError, ValueError, KeyError, TypeError, RecursionError)
+_UNREADABLE = (msgspec.MsgspecError, ValueError, LookupError, TypeError, RecursionError)
 _VALUES_AT: dict[StateType, tuple[int, ...]] = {"non-transactional": (), "transactional": (1,), "opaque": (1, 2)}
 
 

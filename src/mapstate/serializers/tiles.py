@@ -5,6 +5,10 @@ starts, which are small numbers, and a column for each field. Instead of the who
 tiles that its batch changed, folded ones included: ``[gone, has_base, steps, column, ...]``, null for a new key. A
 removed key has null for its value, and all tiles before in its undo. The value before is made of the undo when somebody
 asks for it, which is while a batch runs, and after one that does not count.
+
+In MessagePack columns of integers are packed, `mapstate.serializers.packed`, so that many records are read at once. A
+value is then ``[base, starts, column, ...]``: ``base`` has the base tile's value of each field, or is null, and
+``starts`` are 8 bytes of the first start and the packed distances from it. Records from before that are read, too.
 """
 
 from __future__ import annotations
@@ -13,13 +17,20 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
+from operator import is_not
+from struct import pack, unpack_from
 from typing import Any, NamedTuple
 
 from mapstate.schema import Field, StateType
-from mapstate.serializers.value_types import TXID, Convert, WireForm, from_wire, to_wire, wire_type
+from mapstate.serializers.packed import packed, packed_count, unpacked
+from mapstate.serializers.value_types import INTEGERS, TXID, Convert, WireForm, from_wire, to_wire, wire_type
 
 BASE = -(1 << 62)
 """The tile of all rows that are older than each window with a length. Only where there is a lifetime."""
+
+
+_FAR = 1 << 62
+"""Tiles that begin farther from 0 are not packed."""
 
 
 class Tiles(NamedTuple):
@@ -41,23 +52,54 @@ class Undo(NamedTuple):
     """What makes the value before out of a value: the tiles that go, and those that come back as they were."""
 
     gone: list[int]
-    back: Tiles
+    back: Any
+
+
+class StoredTiles:
+    """A value as it was read, which becomes `Tiles` when somebody asks.
+
+    ``base``     the base tile's value of each field; None without one
+    ``starts``   8 bytes of the first start of the others, and the packed distances from it
+    ``columns``  the values of the others, packed or as a list
+    """
+
+    __slots__ = ("_tiles", "base", "columns", "starts")
+
+    def __init__(self, base: Sequence[Any] | None, starts: bytes, columns: Sequence[Any]) -> None:
+        self.base, self.starts, self.columns = base, starts, columns
+        self._tiles: Tiles | None = None
+
+    def tiles(self) -> Tiles:
+        """The tiles, made once: `undo_of` looks whether a value is the same."""
+        if self._tiles is not None:
+            return self._tiles
+        (first,) = unpack_from("<q", self.starts)
+        starts = [*map(first.__add__, unpacked(self.starts[8:]))]
+        columns = [unpacked(column) if type(column) is bytes else [*column] for column in self.columns]
+        if self.base is not None:
+            starts.insert(0, BASE)
+            for column, own in zip(columns, self.base, strict=True):
+                column.insert(0, own)
+        self._tiles = Tiles(starts, columns)
+        return self._tiles
+
+    def widened(self, fields: int) -> Tiles:
+        """With nulls for the fields that were added since."""
+        return self.tiles().widened(fields)
 
 
 class Earlier:
     """The value before a batch, in a record that was read: what its undo makes of the value after it."""
 
-    __slots__ = ("_after", "_more", "_undo")
+    __slots__ = ("_more", "after", "undo")
 
-    def __init__(self, after: Tiles, undo: Callable[[], Undo], more: int = 0) -> None:
-        self._after = after
-        self._undo = undo
-        self._more = more
+    def __init__(self, after: Tiles | StoredTiles, undo: Callable[[], Undo], more: int = 0) -> None:
+        self.after, self.undo, self._more = after, undo, more
 
     def tiles(self) -> Tiles:
         """The tiles. Each call makes them."""
-        (starts, columns), (gone, back) = self._after, self._undo()
-        starts, columns = list(starts), [list(column) for column in columns]
+        (starts, columns), (gone, stored) = tiles_of(self.after), self.undo()
+        starts, columns, back = list(starts), [list(column) for column in columns], tiles_of(stored)
         for start in gone:
             at = starts.index(start)
             for column in (starts, *columns):
@@ -74,27 +116,28 @@ class Earlier:
 
     def widened(self, fields: int) -> Earlier:
         """With nulls for the fields that were added since."""
-        return Earlier(self._after, self._undo, fields - len(self._after.columns))
+        return Earlier(self.after, self.undo, fields - len(self.after.columns))
 
 
 def tiles_of(value: Any) -> Any:
-    """The tiles of a committed value, as the one rule gives it; None for an absent key."""
-    return value.tiles() if isinstance(value, Earlier) else value
+    """The tiles of a value that was read, or of a committed one, as the one rule gives it; None for an absent key."""
+    return value.tiles() if isinstance(value, StoredTiles | Earlier) else value
 
 
 def undo_of(before: Tiles, after: Tiles) -> Undo:
     """What makes ``before`` out of ``after``.
 
-    A value that is not the same object comes back: equal ones may be different, as 0.0 and -0.0.
+    A value that is no integer, and not the same object, comes back: equal ones may be different, as 0.0 and -0.0.
     """
-    new = {start: at for at, start in enumerate(after.starts)}
-    old = set(before.starts)
-    pairs = list(zip(before.columns, after.columns, strict=True))
-    back = [
-        at
-        for at, start in enumerate(before.starts)
-        if start not in new or any(was[at] is not now[new[start]] for was, now in pairs)
-    ]
+    new = dict(zip(after.starts, range(len(after.starts)), strict=True))
+    places = [*map(new.get, before.starts)]
+    changed = {at for at, place in enumerate(places) if place is None}
+    for was, now in zip(before.columns, after.columns, strict=True):
+        moved = [None if place is None else now[place] for place in places]
+        if any(map(is_not, was, moved)):
+            pairs = enumerate(zip(was, moved, strict=True))
+            changed.update(at for at, (old, own) in pairs if old is not own and (type(old) is not int or old != own))
+    back, old = sorted(changed), set(before.starts)
     return Undo(
         [start for start in after.starts if start not in old],
         Tiles([before.starts[at] for at in back], [[column[at] for at in back] for column in before.columns]),
@@ -107,11 +150,19 @@ class TileLayout:
     def __init__(self, decoder: Any, form: WireForm, state_type: StateType, fields: Sequence[Field]) -> None:  # noqa: ARG002
         self.count = len(fields)
         self._native = form.native
-        columns = tuple(list[wire_type(field.type, form)] for field in fields)  # type: ignore[misc]
-        tiles = (bool, list[int], *columns)
+        self._packs = not form.native and not form.float_words  # MessagePack: JSON has no bytes
+        kinds = [wire_type(field.type, form) for field in fields]
+        starts: Any = list[int]
+        columns: list[Any] = [list[kind] for kind in kinds]  # type: ignore[valid-type]
+        has_base: Any = bool
+        if self._packs:
+            has_base |= tuple[tuple(kinds)] | None  # type: ignore[misc]
+            starts, columns = starts | bytes, [column | bytes for column in columns]
+        tiles = has_base, starts, *columns
         places = tuple[tiles] | None, tuple[(list[int | None], *tiles)] | None  # type: ignore[valid-type]
         record = tuple[(*places, TXID)] if self._native else tuple[(TXID, *places)]  # type: ignore[valid-type]
         self.decode: Callable[[Any], Any] = decoder(record).decode
+        self._is_packed = [self._packs and field.type in INTEGERS for field in fields]
         self._to_wire = [to_wire(field.type, form) for field in fields]
         self._from_wire = [from_wire(field.type, form) for field in fields]
         self._converts = any(self._from_wire)
@@ -123,49 +174,74 @@ class TileLayout:
         undo = None
         if before is not None:
             gone, back = ([], before) if after is None else undo_of(before, after)
-            undo = [[None if start == BASE else start for start in gone], *self._packed(back)]
-        value = None if after is None else self._packed(after)
+            undo = [[None if start == BASE else start for start in gone], *self._out_of(back)]
+        value = None if after is None else self._out_of(after)
         return [value, undo, txid] if self._native else [txid, value, undo]
 
-    def into(self, document: Any) -> tuple[int, Tiles | None, Tiles | Earlier | None]:
+    def into(self, document: Any) -> tuple[int, Any, Any]:
         """The record of a document. Raises ValueError where columns differ in length."""
         value, undo, txid = document if self._native else (document[1], document[2], document[0])
-        after = None if value is None else self._unpacked(value)
+        after = None if value is None else self._into(*value)
         if undo is None:
             return txid, after, None
+        gone, *before = undo
         if after is None:
-            return txid, None, self._unpacked(undo[1:])
-        _check_lengths(*undo[1:])
-        return txid, after, Earlier(after, partial(self._undo, undo))
+            return txid, None, self._into(*before)
+        _check_lengths(*before)
+        return txid, after, Earlier(after, partial(self._undo, gone, before))
 
-    def _undo(self, undo: Sequence[Any]) -> Undo:
-        gone, *value = undo
-        return Undo([BASE if start is None else start for start in gone], self._unpacked(value))
+    def _undo(self, gone: Sequence[int | None], before: Sequence[Any]) -> Undo:
+        return Undo([BASE if start is None else start for start in gone], self._into(*before))
 
-    def _packed(self, tiles: Tiles) -> list[Any]:
+    def _out_of(self, tiles: Tiles) -> list[Any]:
         starts, columns = tiles
         has_base = starts[:1] == [BASE]
         starts = starts[has_base:]
-        steps = [*starts[:1], *(later - start for start, later in pairwise(starts))]
-        return [has_base, steps, *map(_converted, self._to_wire, columns)]
+        columns = [*map(_converted, self._to_wire, columns)]
+        first = starts[0] if starts else 0
+        steps = packed([start - first for start in starts]) if self._packs and -_FAR < first < _FAR else None
+        if steps is None:
+            return [has_base, [*starts[:1], *(later - start for start, later in pairwise(starts))], *columns]
+        base = [column[0] for column in columns] if has_base else None
+        own = (column[has_base:] for column in columns)
+        packs = zip(own, self._is_packed, strict=True)
+        return [
+            base,
+            pack("<q", first) + steps,
+            *((is_packed and packed(column)) or column for column, is_packed in packs),
+        ]
 
-    def _unpacked(self, value: Sequence[Any]) -> Tiles:
-        has_base, steps, *columns = value
-        starts = list(accumulate(steps))
-        if has_base:
-            starts.insert(0, BASE)
-        _check_lengths(has_base, steps, *columns)
+    def _into(self, base: Any, starts: Any, *columns: Any) -> Tiles | StoredTiles:
+        _check_lengths(base, starts, *columns)
+        own: Any = columns
         if self._converts:
-            columns = [*map(_converted, self._from_wire, columns)]
-        return Tiles(starts, columns)
+            own = [
+                column if type(column) is bytes else _converted(convert, column)
+                for convert, column in zip(self._from_wire, columns, strict=True)
+            ]
+        if type(base) is bool:
+            return Tiles([*([BASE] if base else []), *accumulate(starts)], [*own])
+        if self._converts and base is not None:
+            pairs = zip(self._from_wire, base, strict=True)
+            base = [value if convert is None else convert(value) for convert, value in pairs]
+        return StoredTiles(base, starts, own)
 
 
 def _converted(convert: Convert | None, column: list[Any]) -> list[Any]:
     return column if convert is None else [*map(convert, column)]
 
 
-def _check_lengths(has_base: bool, steps: list[int], *columns: list[Any]) -> None:
-    count = len(steps) + has_base
+def _check_lengths(base: Any, starts: Any, *columns: Any) -> None:
+    """Raises ValueError, or what else is wrong of a value that is none."""
+    if type(base) is bool:
+        if bytes in map(type, (starts, *columns)):
+            raise ValueError("packed columns where others were announced")
+        for column in columns:
+            if len(column) != len(starts) + base:
+                raise ValueError(f"{len(starts) + base} tiles, and {len(column)} values")
+        return
+    count = packed_count(starts, 8)
     for column in columns:
-        if len(column) != count:
-            raise ValueError(f"{count} tiles, and {len(column)} values")
+        found = packed_count(column) if type(column) is bytes else len(column)
+        if found != count:
+            raise ValueError(f"{count} tiles, and {found} values")

@@ -37,6 +37,10 @@ _SCALARS: dict[str, Any] = {
 }
 
 
+INTEGERS = [name for name, kind in _SCALARS.items() if kind is int]
+"""The types of integers of at most 64 bits."""
+
+
 class WireForm(NamedTuple):
     """The values that a wire format cannot hold unchanged.
 

@@ -1,0 +1,54 @@
+"""Columns of integers as bytes: a letter for their width, as in `array`, then the numbers, little-endian."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from sys import byteorder
+from typing import Any
+
+_WIDTHS = {ord("b"): 1, ord("h"): 2, ord("i"): 4, ord("q"): 8}
+
+
+def packed(numbers: Sequence[Any]) -> bytes | None:
+    """The bytes of integers; None where one is null, or has more than 64 bits."""
+    for letter in _WIDTHS:
+        try:
+            return bytes((letter,)) + _little_endian(array(chr(letter), numbers)).tobytes()
+        except OverflowError:
+            continue
+        except TypeError:
+            return None
+    return None
+
+
+def packed_count(data: bytes, skipped: int = 0) -> int:
+    """How many numbers there are behind some bytes. Raises KeyError, IndexError or ValueError for no column."""
+    size, width = len(data) - 1 - skipped, _WIDTHS[data[skipped]]
+    if size % width:
+        raise ValueError(f"{len(data)} bytes are no column")
+    return size // width
+
+
+def unpacked(data: bytes) -> list[int]:
+    """The numbers."""
+    return _little_endian(array(chr(data[0]), data[1:])).tolist()
+
+
+def unpacked_all(np: Any, columns: Sequence[bytes], counts: Any) -> Any:
+    """The numbers of all columns in one array of numpy. ``counts`` has how many are in each."""
+    letters = bytes([column[0] for column in columns])
+    kinds = set(letters)
+    if len(kinds) == 1:
+        return np.frombuffer(b"".join([column[1:] for column in columns]), f"<i{_WIDTHS[letters[0]]}").astype(np.int64)
+    out, of = np.empty(int(counts.sum()), np.int64), np.repeat(np.frombuffer(letters, np.uint8), counts)
+    for kind in kinds:
+        own = b"".join([column[1:] for column in columns if column[0] == kind])
+        out[of == kind] = np.frombuffer(own, f"<i{_WIDTHS[kind]}")
+    return out
+
+
+def _little_endian(numbers: array[int]) -> array[int]:
+    if byteorder == "big":
+        numbers.byteswap()
+    return numbers
