@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -96,7 +97,7 @@ def layer(module):
 
 def imports(path, *, lazy=False, typing=False):
     """The modules that a file imports when it is loaded; also those of its functions, or for type checkers only."""
-    tree = ast.parse(path.read_text())
+    tree = parsed(path)
     found: list[str] = []
 
     def walk(node):
@@ -114,6 +115,27 @@ def imports(path, *, lazy=False, typing=False):
 
     walk(tree)
     return found
+
+
+def for_each_module(test):
+    """One test of all modules: a test of each takes pytest longer than to look at the file."""
+
+    def all_modules():
+        wrong = []
+        for module in MODULES:
+            try:
+                test(module)
+            except AssertionError as error:
+                wrong.append(f"{module}: {error}")
+        assert not wrong, "\n".join(wrong)
+
+    all_modules.__name__, all_modules.__doc__ = test.__name__, test.__doc__
+    return all_modules
+
+
+@cache
+def parsed(path):
+    return ast.parse(path.read_text())
 
 
 def run(code):
@@ -157,17 +179,17 @@ def test_a_worker_of_one_redis_server_does_not_wait_for_the_imports_of_a_cluster
     assert "mapstate.backends.third_party" not in loaded
 
 
-@pytest.mark.parametrize("module", [name for name in MODULES if name != "mapstate"])
+@for_each_module
 def test_imports_go_down(module):
     for imported in imports(MODULES[module]):
-        if imported.startswith("mapstate."):
+        if module != "mapstate" and imported.startswith("mapstate."):
             assert layer(imported) <= layer(module), f"{module} imports {imported}, which stands above it"
 
 
-@pytest.mark.parametrize(
-    "module", [name for name in MODULES if not name.startswith(("mapstate.spark", "mapstate.cli", "mapstate.trident"))]
-)
+@for_each_module
 def test_nothing_below_spark_imports_spark_even_late(module):
+    if module.startswith(("mapstate.spark", "mapstate.cli", "mapstate.trident")):
+        return
     late = imports(MODULES[module], lazy=True)
     if module != "mapstate":  # fetches newStream when it is used
         assert not [name for name in late if name.startswith("mapstate.spark")]
@@ -216,6 +238,7 @@ def test_no_modules_import_each_other_not_even_late_or_for_types():
     assert [sorted(ring) for ring in rings(graph)] == []
 
 
+@cache
 def private_names(source):
     """The names with one underscore that a module uses and defines nowhere: those of other modules."""
     defined, used = set(), set()
@@ -252,7 +275,7 @@ def test_a_private_name_of_another_module_is_found(source, found):
     assert private_names(source) == found
 
 
-@pytest.mark.parametrize("module", list(MODULES))
+@for_each_module
 def test_a_private_name_is_used_in_its_own_module_only(module):
     assert private_names(MODULES[module].read_text()) - set(FOREIGN) - PRIVATE_TO_DO.get(module, set()) == set()
 
@@ -261,12 +284,12 @@ def test_each_foreign_private_name_that_may_be_used_is_used():
     assert set(FOREIGN) <= set().union(*(private_names(path.read_text()) for path in MODULES.values()))
 
 
-@pytest.mark.parametrize("module", list(MODULES))
+@for_each_module
 def test_a_file_has_one_subject_and_so_few_lines(module):
     assert len(MODULES[module].read_text().splitlines()) <= LONGER_TO_DO.get(module, MOST_LINES)
 
 
-@pytest.mark.parametrize("module", list(MODULES))
+@for_each_module
 def test_a_driver_is_imported_by_its_own_store_only(module):
     for name in imports(MODULES[module], lazy=True):
         owner = DRIVERS.get(name.partition(".")[0])
@@ -346,7 +369,7 @@ def test_every_name_of_the_package_is_there():
 def all_of(path):
     """What ``__all__`` says, or None; the names that the module has at its top; its public classes."""
     said, names, classes = None, set(), set()
-    for node in ast.parse(path.read_text()).body:
+    for node in parsed(path).body:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             names.add(node.name)
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -365,7 +388,7 @@ def all_of(path):
     return said, names, classes
 
 
-@pytest.mark.parametrize("module", list(MODULES))
+@for_each_module
 def test_a_module_that_says_what_it_offers_offers_it(module):
     """Packages and public modules do; elsewhere an underscore says what is private."""
     said, names, classes = all_of(MODULES[module])
@@ -378,9 +401,9 @@ def test_a_module_that_says_what_it_offers_offers_it(module):
     assert classes <= set(said), "a public class is not offered"
 
 
-@pytest.mark.parametrize("module", list(MODULES))
+@for_each_module
 def test_every_module_says_its_subject_in_its_first_line(module):
-    said = ast.get_docstring(ast.parse(MODULES[module].read_text()))
+    said = ast.get_docstring(parsed(MODULES[module]))
     assert said
     assert said[0].isupper() or said.startswith("mapstate")
 

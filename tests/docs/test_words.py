@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,12 @@ WORDS: list[dict[str, Any]] = tomllib.loads((ROOT / "tests" / "docs" / "words.to
 FOLDERS = ("bench", "docs", "examples", "fuzz", "model", "scripts", "src", "tests")
 
 
-def files() -> Iterator[tuple[str, Path]]:
-    """Every page and Python file of the project, by its path below the root."""
+def files() -> Iterator[Path]:
+    """Every page and Python file of the project."""
     paths = [*ROOT.glob("*.md")]
     for folder in FOLDERS:
         paths += [*(ROOT / folder).rglob("*.py"), *(ROOT / folder).rglob("*.md")]
-    for path in sorted(paths):
-        yield path.relative_to(ROOT).as_posix(), path
+    yield from sorted(paths)
 
 
 def below(path: str, parents: list[str]) -> bool:
@@ -33,6 +33,16 @@ def names_as_words(line: str) -> list[str]:
     return [name.replace("_", " ").strip() for name in set(re.findall(r"\w*[a-zA-Z]_[a-zA-Z]\w*", line))]
 
 
+@cache
+def lines() -> list[tuple[str, int, list[str]]]:
+    """Each line of each file, with the path below the root and its number: as it is, and each name of several words."""
+    return [
+        (path.relative_to(ROOT).as_posix(), number, [line, *names_as_words(line)])
+        for path in files()
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+    ]
+
+
 def test_the_words_of_a_name_are_read():
     assert sorted(names_as_words("def test_a_key(one, of_all): return A_b + _c")) == ["A b", "of all", "test a key"]
 
@@ -41,11 +51,9 @@ def test_the_words_of_a_name_are_read():
 def test_no_file_has_a_word_that_is_out(word):
     pattern = re.compile(word["pattern"])
     hits = [
-        f"{path}:{number}: {line.strip()}"
-        for path, file in files()
-        if not below(path, list(word.get("except", {})))
-        for number, line in enumerate(file.read_text().splitlines(), 1)
-        if pattern.search(line) or any(map(pattern.search, names_as_words(line)))
+        f"{path}:{number}: {texts[0].strip()}"
+        for path, number, texts in lines()
+        if any(map(pattern.search, texts)) and not below(path, list(word.get("except", {})))
     ]
     assert not hits, f"instead of {word['out']!r} write {word['better']!r}:\n" + "\n".join(hits)
 
