@@ -151,12 +151,14 @@ def test_a_request_fails_for_its_own_arguments_only(spark):
             client.execute("other")
 
 
-def test_a_job_for_which_nobody_waits_is_ended(spark):
-    gone = threading.Event()
+def test_a_job_for_which_nobody_waits_is_ended(spark, tmp_path: Path):
+    gone, is_over = threading.Event(), tmp_path / "over"
 
     def sleeps(requests: Stream) -> Stream:
         def sleep(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            time.sleep(60)  # Spark ends the process
+            end = time.monotonic() + 60
+            while time.monotonic() < end and not is_over.exists():  # this session lets it go on after its job
+                time.sleep(0.1)
             yield from batches
 
         return requests.transform(lambda rows: rows.mapInArrow(sleep, rows.schema))
@@ -174,6 +176,7 @@ def test_a_job_for_which_nobody_waits_is_ended(spark):
             assert caught.value.status == 504
             gone.set()
             wait_for(lambda: not any(jobs._running for jobs in server._jobs), "the end of the job", 30)
+    is_over.touch()  # else its process keeps a core of Spark's from the tests that follow
 
 
 def test_no_half_of_a_job_that_failed_runs_for_nobody(spark):
