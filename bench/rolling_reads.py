@@ -22,6 +22,7 @@ from measuring import ROOT, Answer, Goal, Row, by_turns, ratios, spread, table, 
 
 import gc
 import json
+import os
 import random
 import statistics
 import subprocess
@@ -309,7 +310,8 @@ def ask(keys: int = 1000, turns: int = 15) -> Answer:
         ],
         f"{turns} turns of {', '.join(f'{count} reads of {size}' for size, count in READS.items())}; "
         f"{statistics.mean(memory['plain'].values()):.0f} bytes a key in Redis for the plain state; records of "
-        f"{statistics.mean(sizes.values()):.0f} bytes in the rolling one",
+        f"{statistics.mean(sizes.values()):.0f} bytes in the rolling one; the load of the machine was "
+        f"{os.getloadavg()[1]:.0f}, of which 1 is this bench",
         table(
             "way | milliseconds",
             [
