@@ -23,7 +23,7 @@ from mapstate.keys import KeyCodec
 from mapstate.operations.adopt import adopt
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.serializers.any_values import check_plain
+from mapstate.serializers.value_types import check_plain
 from mapstate.spark.executor.arrow import arrow_to_python
 
 LONG = "secret" * 50_000

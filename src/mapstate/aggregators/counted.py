@@ -59,7 +59,6 @@ class CountWindows(ReducerAggregator):
         return self._read
 
     def bind(self, columns: Mapping[str, str]) -> str:  # noqa: ARG002  the fields are bound
-        """See `Aggregator.bind`."""
         held = "".join(f",v{at}:{field.type}" for at, field in enumerate(self._fields))
         return f"struct<rows:bigint,panes:array<struct<start:bigint{held}>>,fired:array<struct<end:bigint{held}>>>"
 
@@ -137,7 +136,6 @@ class CountWindows(ReducerAggregator):
         return shown
 
     def result_type(self, value_type: str) -> str:  # noqa: ARG002  the fields are bound
-        """See `Aggregator.result_type`."""
         kinds = map(column_type, self._kinds)
         held = "".join(f",`{field.name}`:{kind}" for field, kind in zip(self._fields, kinds, strict=True))
         window = f"array<struct<window_start:bigint,window_end:bigint{held}>>"

@@ -40,17 +40,14 @@ class CommandGroup(TyperGroup):
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the options before the command."""
         with _errors_shown():
             return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the chosen command."""
         with _errors_shown():
             return super().invoke(ctx)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command."""
         if args and LIKE_A_URL.search(args[0]):
             ctx.fail("the command comes first, and then the URL: mapstate ledger URL STATE")
         return super().resolve_command(ctx, args)

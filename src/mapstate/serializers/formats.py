@@ -2,17 +2,18 @@
 
 JSON is the default: it is readable in the store's own shell, and the form of storm-redis. NaN and the infinities are
 the words "NaN", "Infinity" and "-Infinity"; decimals, dates and timestamps are strings, binary is base64. MessagePack
-is smaller for most values, and has bytes and all floats.
+is smaller for most values, and has bytes and all floats. Native records are plain values, for a store with
+`mapstate.capabilities.NativeRecords`: decimals, dates and timestamps are text, as in JSON.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import lru_cache
+from typing import Any, get_args
 
 import msgspec
 
 from mapstate.errors import ConfigurationError
-from mapstate.serializers.native import NativeSerializer
 from mapstate.serializers.serializer import Serializer
 
 _json = msgspec.json.Encoder()
@@ -44,6 +45,38 @@ class MessagePackSerializer(Serializer):
 
     def decoder(self, kind: Any) -> Any:
         return msgspec.msgpack.Decoder(kind)
+
+
+class NativeSerializer(Serializer):
+    """``[6, 4, 8]``: a list, with the txid at its end."""
+
+    name = "native"
+    float_words = False
+    native = True
+    undecoded = Any
+
+    def encode_all(self, items: list[Any]) -> list[Any]:
+        """See `Serializer.encode_all`: lists of plain values."""
+        plain: list[Any] = msgspec.to_builtins(items, builtin_types=(bytes,))
+        return plain
+
+    def decoder(self, kind: Any) -> Any:
+        return _Decoder(kind)
+
+
+class _Decoder:
+    def __init__(self, kind: Any) -> None:
+        self._struct = _struct_of(kind)
+
+    def decode(self, data: Any) -> Any:
+        return msgspec.structs.astuple(msgspec.convert(data, self._struct, builtin_types=(bytes, bytearray)))
+
+
+@lru_cache(maxsize=256)
+def _struct_of(kind: Any) -> type[msgspec.Struct]:
+    """A Struct for the tuple type ``kind``: msgspec reads a Struct's types once, a tuple's for each record."""
+    parts = [(f"part{at}", part) for at, part in enumerate(get_args(kind))]
+    return msgspec.defstruct("Record", parts, array_like=True, forbid_unknown_fields=True)
 
 
 _KINDS: tuple[type[Serializer], ...] = (JsonSerializer, MessagePackSerializer, NativeSerializer)

@@ -122,7 +122,6 @@ class _Impatient(HttpToolsProtocol):
         super().data_received(data)
 
     def on_message_begin(self) -> None:
-        """Start the time of a head."""
         super().on_message_begin()
         self._is_head, self._head_bytes = True, 0
         self._expect(_HEAD_SECONDS)
@@ -142,12 +141,10 @@ class _Impatient(HttpToolsProtocol):
         super().on_message_complete()
 
     def pause_writing(self) -> None:
-        """The client has stopped to take its answer."""
         super().pause_writing()
         self._departure = self.loop.call_later(_STALL_SECONDS, self.transport.abort)
 
     def resume_writing(self) -> None:
-        """The client has gone on."""
         super().resume_writing()
         if self._departure is not None:
             self._departure.cancel()

@@ -78,7 +78,6 @@ class HasKey:
     key: str
 
     def __call__(self, call: Call) -> bool:
-        """Whether it does."""
         return self.key in call.keys
 
 
@@ -92,7 +91,6 @@ class Begins:
     batch_id: int
 
     def __call__(self, call: Call) -> bool:
-        """Whether it is that write."""
         at = (call.ledger or {}).get("in_flight")
         return at is not None and bool(at["batch_id"] == self.batch_id)
 
@@ -107,7 +105,6 @@ class Commits:
     batch_id: int
 
     def __call__(self, call: Call) -> bool:
-        """Whether it is that write."""
         ledger = call.ledger or {"in_flight": "unknown"}
         done = ledger.get("committed")
         return ledger["in_flight"] is None and done is not None and bool(done["batch_id"] == self.batch_id)
@@ -164,7 +161,6 @@ class Fail(Fault):
     error: type[MapStateError] = StoreUnavailableError
 
     def fire(self, call: Call, folder: Path | None) -> None:  # noqa: ARG002
-        """Raises."""
         when = "after the store had done it" if self.after else "before the store had done anything"
         raise self.error(f"a test's fault: {call.method} failed {when}")
 
@@ -245,7 +241,6 @@ class FaultyBackend:
 
     @property
     def shared_between_processes(self) -> bool:
-        """That of the inner backend."""
         return self.inner.shared_between_processes
 
     def open(self, state: str, *, ttl: float | None = None) -> FaultyStore:

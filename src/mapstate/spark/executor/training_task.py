@@ -36,7 +36,6 @@ class PlannedState(AskedState):
     columns: tuple[str, ...] = ()
 
     def open(self, before: tuple[str, int] | None, now: int | None = None) -> Any:  # noqa: ARG002
-        """See `AskedState.open`."""
         return _PlannedReads(self)
 
 
@@ -83,7 +82,6 @@ class AsOf(MapGet):
     """The columns of a key as of a time; nulls where it is absent, or the time is null."""
 
     def batch_retrieve(self, state: Any, keys: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-        """See `QueryFunction.batch_retrieve`."""
         found: Sequence[Any] = state.as_of(keys)
         return found
 

@@ -198,7 +198,6 @@ class PurgeTask:
         self.txid = txid
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """See the class."""
         return each_with_errors_as_text(self._removed(batches))
 
     def _removed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -267,7 +266,6 @@ class FiredTask:
         self.ends = ends
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """See the class."""
         return each_with_errors_as_text(self._packed(batches))
 
     def _packed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -351,7 +349,6 @@ class JoinTask:
         self._out = out
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """See the class."""
         return each_with_errors_as_text(self._joined(batches))
 
     def _joined(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -425,7 +422,6 @@ class ReadAndJoin:
     join: JoinTask
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """See the class."""
         return each_with_errors_as_text(self._rows(batches))
 
     def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
