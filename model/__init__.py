@@ -6,6 +6,7 @@
     Together, ...   several states of one topology                           `together`
     Replans, ...    checkpoints that are copied and put back                 `replans`
     Following, ...  a state with a change log, and who follows it            `following`
+    Forgetting, ... a key that operators make a state forget                 `forgetting`
     Parts, ...      functions that give a batch in parts                     `parts`
     Rolling, ...    rolling windows, whose values are tiles                  `rolling`, `rolling_tiles`
     WindowWorld     windows in random worlds, by the library's own tasks     `windows`, `window_mutants`
@@ -16,6 +17,7 @@
 
 from model.explore import Explored, explore, walk
 from model.following import Following
+from model.forgetting import Forgetting
 from model.mutants import MUTANTS, Mutant
 from model.parts import Parts
 from model.protocol import Protocol
@@ -31,6 +33,7 @@ __all__ = [
     "WIDE",
     "Explored",
     "Following",
+    "Forgetting",
     "Mutant",
     "Parts",
     "Protocol",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from model.following import Following, FollowingProtocol, FollowingSteps
+from model.forgetting import Forgetting, ForgettingProtocol, ForgettingSteps
 from model.parts import Parts, PartsProtocol, PartsSteps
 from model.protocol import Protocol
 from model.replans import Replans, ReplansSteps, protocol_of
@@ -22,7 +23,7 @@ from model.world import Label, ViolationError, World
 
 __all__ = ["AnyWorld", "Explored", "explore", "walk"]
 
-AnyWorld = World | Together | Replans | Following | Parts | Rolling
+AnyWorld = World | Together | Replans | Following | Forgetting | Parts | Rolling
 
 
 class Explored(NamedTuple):
@@ -56,6 +57,10 @@ def _steps_of(world: AnyWorld, protocol: Protocol | None = None) -> Any:
         logged = protocol or FollowingProtocol()
         assert isinstance(logged, FollowingProtocol)
         return FollowingSteps(world, logged)
+    if isinstance(world, Forgetting):
+        forgets = protocol or ForgettingProtocol()
+        assert isinstance(forgets, ForgettingProtocol)
+        return ForgettingSteps(world, forgets)
     if isinstance(world, Parts):
         in_parts = protocol or PartsProtocol(world.type)
         assert isinstance(in_parts, PartsProtocol)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,7 @@ from mapstate.protocol.plans import BatchPlan
 from mapstate.reader.changes import Position
 from model.explore import AnyWorld
 from model.following import Following, FollowingProtocol
+from model.forgetting import Forgetting, ForgettingProtocol
 from model.parts import WHOLE, Function, Parts, PartsProtocol
 from model.protocol import REMOVE, ModelAttempt, Protocol, Record, Refused
 from model.replans import Replans
@@ -585,6 +586,42 @@ class _ForgetsWhereSomebodyMayBe(FollowingProtocol):
         return msgspec.structs.replace(after, changes=msgspec.structs.replace(changes, undone=undone)), result
 
 
+class _RemovesFirst(ForgettingProtocol):
+    """The record is removed before the ledger knows."""
+
+    def first(self, txid: int, value: Any, record: Record | None) -> Record | None:
+        return None
+
+
+class _TombstoneAlone(ForgettingProtocol):
+    has_second = False
+
+
+class _PurgesBlindly(ForgettingProtocol):
+    """The second attempt removes the record, whatever has come since."""
+
+    def second(self, txid: int, value: Any) -> Record | None:
+        return None
+
+
+class _ListedAsOfWhenAsked(ForgettingProtocol):
+    def position(self, *, asked: int, last: int) -> int:
+        return asked
+
+
+class _ForgetsAgain(ForgettingProtocol):
+    asks_for_the_id = False
+
+
+class _RollsBackOverAnOperator(ForgettingProtocol):
+    def rollback(self, ledger: int) -> int | Refused:
+        record = self.ledger(ledger)
+        if record.in_flight is not None or record.last_commit is None:
+            return super().rollback(ledger)
+        as_if = msgspec.structs.replace(record, next_txid=record.last_commit.txid + 1)
+        return self._changed(lambda: msgspec.structs.replace(ways_back.rollback(as_if), next_txid=record.next_txid))
+
+
 _RESTARTED = World(name="a driver that is started again", partitions=(0, 1), plans=((1, 1), (0, 1)))
 _COPIED = World(name="a task that is tried again", drivers=((0, "refuse"),), batches=1, copies=1)
 _FAILING = World(name="a job that fails", drivers=((0, "refuse"),), failures=1)
@@ -626,6 +663,8 @@ _IN_PARTS_TRANSACTIONAL = replace(_IN_PARTS, name="a batch in parts, transaction
 _AS_IF_WHOLE = "as if it were whole"
 
 _FOLLOWED = Following(name="a state that is followed", drivers=2, followed=2)
+_FORGOTTEN = Forgetting(name="a key that is forgotten", attempts=2, rollbacks=0)
+_FORGOTTEN_ONCE = Forgetting(name="a key that is forgotten, a rollback", attempts=2, operators=1)
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("Trident's rule", _TridentsRule, _RESTARTED),
@@ -835,4 +874,12 @@ MUTANTS: tuple[Mutant, ...] = (
     ),
     Mutant("the log is written after the commit", _LogsAfterTheCommit, _FOLLOWED, "the follower has"),
     Mutant("what was rolled back is forgotten too early", _ForgetsWhereSomebodyMayBe, _FOLLOWED, "the follower has"),
+    Mutant("a forgotten record is removed before the ledger knows", _RemovesFirst, _FORGOTTEN, "the value is"),
+    Mutant("a forgotten key has a tombstone alone", _TombstoneAlone, _FORGOTTEN, "bytes of what is forgotten"),
+    Mutant("a forgotten record is removed with what came since", _PurgesBlindly, _FORGOTTEN, "the value is"),
+    Mutant("a key is forgotten as of when that was asked for", _ListedAsOfWhenAsked, _FORGOTTEN, "the value is"),
+    Mutant("a key is forgotten again under the same id", _ForgetsAgain, _FORGOTTEN, "rows that came later"),
+    Mutant(
+        "a batch is rolled back over an operator's attempt", _RollsBackOverAnOperator, _FORGOTTEN_ONCE, "the value is"
+    ),
 )

@@ -7,6 +7,7 @@ has one key, that a batch may hold or not, and two drivers on one checkpoint.
 from __future__ import annotations
 
 from model.following import Following
+from model.forgetting import Forgetting
 from model.parts import IN_PARTS, WHOLE, Function, Parts
 from model.replans import Replans
 from model.together import Together
@@ -22,7 +23,7 @@ _MAY_BE_REMOVED = ((1,), (2,), (0,))
 _SWALLOWS = Function(swallows=True)
 _TRIES_AGAIN = Function(swallows=True, tries=2)
 
-SMALL: tuple[World | Together | Replans | Following | Parts, ...] = (
+SMALL: tuple[World | Together | Replans | Following | Forgetting | Parts, ...] = (
     World(name="a driver that is started again", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE),
     World(
         name="tasks that are tried again",
@@ -139,9 +140,10 @@ SMALL: tuple[World | Together | Replans | Following | Parts, ...] = (
     Parts(name="a batch in parts, two stores", stores=(0, 1), drivers=(_SWALLOWS, WHOLE), failures=1),
     Following(name="a state that is followed", followed=2),
     Following(name="a state that is followed, a vacuum", drivers=1, vacuums=1),
+    Forgetting(name="a key that is forgotten", attempts=2, operators=1),
 )
 
-LARGE: tuple[World | Together | Replans | Following | Parts, ...] = (
+LARGE: tuple[World | Together | Replans | Following | Forgetting | Parts, ...] = (
     World(name="three drivers", partitions=_TWO_KEYS, drivers=_THREE, plans=((1, 1),)),
     World(name="three drivers, three batches, one key", drivers=_THREE, batches=3, attempts=5),
     World(name="three keys in two tasks", partitions=(0, 0, 1), plans=((1, 1, 1), (0, 1, 0))),
@@ -359,6 +361,7 @@ LARGE: tuple[World | Together | Replans | Following | Parts, ...] = (
     ),
     Together(name="three states in three stores", stores=(0, 1, 2)),
     Following(name="a state that is followed for long", attempts=4),
+    Forgetting(name="a key that is forgotten, and again", attempts=2),
     Following(name="a state that is followed for long, a vacuum", vacuums=1),
     Following(
         name="a state that is followed for long, rolled back twice", drivers=1, attempts=5, rollbacks=2, vacuums=1

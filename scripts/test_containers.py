@@ -28,6 +28,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
     """Which tests run with which server: a name, the environment that they take it from, and their modules."""
     rolling = ("rolling_operations", "rolling_reads", "rolling_states", "serve_rolling")
     redis = ("contract_redis", "redis", "redis_shapes", "redis_foreign", "adopt", "vacuum", "drop", "batch_report")
+    redis += ("forget",)
     redis += ("daily_commands", "export", "messages", "new_values", "state_query", "spark_key_counts", "states_before")
     redis += (
         "advice",
@@ -69,7 +70,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
             {
                 "MAPSTATE_TEST_REDIS_CLUSTER_URL": f"redis+cluster://127.0.0.1:{variables['MAPSTATE_REDIS_CLUSTER_PORT']}"
             },
-            ("contract_redis_cluster", "redis_cluster", "states_before", "serve_calls", *rolling),
+            ("contract_redis_cluster", "redis_cluster", "states_before", "serve_calls", "forget", *rolling),
         ),
         (
             "aerospike",

@@ -30,6 +30,7 @@ __all__ = [
     "Reports",
     "Rewrites",
     "Scan",
+    "Scrubs",
     "Snapshots",
     "SpreadFences",
     "Swap",
@@ -267,6 +268,19 @@ class Drops(Protocol):
         that was swapped in with it. Raises FencedError where another driver or operator has changed the ledger since;
         removed records stay removed. An interrupted removal can be repeated under another token. A name that is no key
         of the state stays, and raises CorruptRecordError (``keys``, ``count``) after all else is removed.
+        """
+        ...
+
+
+@runtime_checkable
+class Scrubs(Protocol):
+    """Removes what a store keeps underneath: bytes of records that were replaced or removed."""
+
+    def scrub(self) -> list[str]:
+        """Rewrite the store's files, and return where such bytes may still be, in words; nothing if nowhere.
+
+        For an operator, after a forget. It may take as long as a copy of the whole store, other states included, and
+        as much room. No value changes. It may be repeated.
         """
         ...
 

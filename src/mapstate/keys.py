@@ -100,6 +100,10 @@ class KeyCodec:
         """The text of the first key column's value: how the keys of a pane begin."""
         return str(self._encode_column(0, [value])[0])
 
+    def parts_of(self, text: StoreKey) -> list[str]:
+        """The text of each key column, of a text that may be no key of this schema."""
+        return _split(str(text)) if len(self.fields) != 1 else [str(text)]
+
     def encode_columns(self, columns: Sequence[Sequence[Any]], rows: int) -> list[Any]:
         """The texts of ``rows`` keys, from their columns. Tasks call it once per chunk."""
         if not columns:

@@ -84,6 +84,7 @@ def test_the_fields_of_a_commands_json_are_those_of_the_page(name, tmp_path):
         "advance": ["tens", "--to", "17", "--yes"],
         "watch": ["s", "--count", "1"],
         "export": ["s", "--to", str(tmp_path / "x.csv")],
+        "forget": ["s", "a", "--id", "t", "--yes"],
         **{one: ["s", "--yes"] for one in ("recount", "drop", "rollback")},
     }
     check_json(name, [url, *more.get(name, ["s"])])

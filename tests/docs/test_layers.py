@@ -48,7 +48,7 @@ LAYERS = [
     ("aggregators",),
     ("maps",),
     ("protocol.fences", "maps.pane_index", "maps.record_pass", "protocol.stored_ledger"),
-    ("maps.change_log", "protocol.ledgers"),
+    ("maps.change_log", "maps.operator_list", "protocol.ledgers"),
     ("protocol.ledger", "protocol.seed_ledgers"),
     ("backends",),
     ("spec",),

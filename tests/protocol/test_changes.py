@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import msgspec
 import pytest
-from states import Job, contents, stored
+from states import Job, LoggedJob, contents, stored
 
 from mapstate import AsyncStateReader, StateReader, opaque, open_async_reader, open_reader, transactional
 from mapstate.errors import (
@@ -19,14 +19,13 @@ from mapstate.errors import (
     StoreLostError,
     UsageError,
 )
-from mapstate.maps.change_log import ChangeLog, remove_logs
+from mapstate.maps.change_log import ChangeLog
 from mapstate.maps.pane_index import index_codec
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.changes import ChangesRecord
-from mapstate.protocol.ledger_record import Commit, encode_ledger
+from mapstate.protocol.ledger_record import encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
-from mapstate.protocol.windows import PaneChange
 from mapstate.reader.changes import Position
 
 KEYS = [f"k{at}" for at in range(8)]
@@ -39,32 +38,6 @@ def url(request, tmp_path):
         if request.param == "sqlite"
         else request.getfixturevalue(f"{request.param}_url")
     )
-
-
-class LoggedJob(Job):
-    """A driver of a state with a change log, whose tasks are as many as the partitions of its batch."""
-
-    def __init__(self, url, *, changes=1000, **options):
-        super().__init__(url, changes=changes, **options)
-
-    def attempt(self, *, partitions=1, **values):
-        attempt = super().attempt(**values)
-        own = [{key: values[key] for key in list(values)[at::partitions]} for at in range(partitions)]
-        for partition, some in enumerate(own):
-            log = ChangeLog(
-                self.store.writer(attempt.token), index_codec("json", "s"), attempt.view, attempt.txid, partition
-            )
-            if some:
-                log.note(list(some), [None] * len(some))
-            log.write()
-        self.panes = PaneChange(purged=remove_logs(self.store, self.ledger.record, attempt, 1000), width=partitions)
-        return attempt
-
-    def batch(self, *, partitions=1, **values):
-        attempt = self.attempt(partitions=partitions, **values)
-        done = Commit(batch_id=self.next, txid=attempt.txid, owner=self.ledger.record.owner, rows=1, keys=len(values))
-        self.ledger.commit(msgspec.structs.replace(done, keys_delta=self.delta), self.panes)
-        self.next += 1
 
 
 class Follower:

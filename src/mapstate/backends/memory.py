@@ -115,6 +115,9 @@ class MemoryStore:
             self._reports, self._ledger, self._fence = [], None, None
         yield count
 
+    def scrub(self) -> list[str]:
+        return []
+
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
         found, expected = "the state lives in this process alone, and dies with it", "a store that outlives the job"
         return [Finding("warning", "persistence", found, expected, "Take sqlite:// or redis:// to keep it.")]

@@ -68,13 +68,13 @@ class Output:
         if not self.as_json:
             say(f"{len(rows)} {noun}")
 
-    def rows(self, ledger: LedgerRecord, rows: Rows, columns: Sequence[str] | None = None) -> None:
+    def rows(self, ledger: LedgerRecord, rows: Rows) -> None:
         """Print keys and their values: a JSON document for each, or a table of those that are there."""
         if self.as_json:
-            for row in rows_of(ledger, columns=columns).rows(rows):
+            for row in rows_of(ledger).rows(rows):
                 emit(row)
         elif present := [(key, value) for key, value in rows if value is not None]:
-            _print_rows(ledger, present, columns)
+            _print_rows(ledger, present)
 
     def note(self, text: str) -> None:
         """Print one line beside the answer."""
@@ -187,6 +187,11 @@ def print_ledger(ledger: LedgerRecord) -> None:
         ("dead", _dead(ledger.dead)),
         ("floor", f"{ledger.floor}: records below it were reset" if ledger.floor else "0"),
         ("rewrites", str(ledger.rewrites)),
+        *(
+            []
+            if ledger.operations is None
+            else [("forgotten", f"{ledger.operations} entries: mapstate forget --export")]
+        ),
         *_windows(ledger),
         *_rolling(ledger),
         ("offsets", (ledger.last_commit.offsets if ledger.last_commit is not None else None) or "not known"),
@@ -232,13 +237,13 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     to.print(table)
 
 
-def _print_rows(ledger: LedgerRecord, rows: Rows, columns: Sequence[str] | None) -> None:
+def _print_rows(ledger: LedgerRecord, rows: Rows) -> None:
     """Print keys and their values as a table, or as lines with tabs where there is no terminal."""
     to = console()
     if to.is_terminal:
-        to.print(table_of(ledger, rows, columns))
+        to.print(table_of(ledger, rows))
         return
-    shown = rows_of(ledger, columns=columns)
+    shown = rows_of(ledger)
     print_row([*(key.name for key in ledger.keys), *_names(shown, rows)])
     for key, value in rows:
         print_row(shown.cells(key, value))
@@ -249,12 +254,12 @@ def title_of(text: str) -> Text:
     return Text(_shown(text), style="bold")
 
 
-def table_of(ledger: LedgerRecord, rows: Rows, columns: Sequence[str] | None = None) -> Table:
+def table_of(ledger: LedgerRecord, rows: Rows) -> Table:
     """A table of keys and their values. An absent key has no values."""
     table = Table()
     for name in (key.name for key in ledger.keys):
         table.add_column(Text(_shown(name)), overflow="fold")
-    shown = rows_of(ledger, columns=columns)
+    shown = rows_of(ledger)
     for name in _names(shown, rows):
         table.add_column(Text(_shown(name)), justify="right", overflow="fold")
     for key, value in rows:

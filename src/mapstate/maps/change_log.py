@@ -11,6 +11,7 @@ count stays for as long: a batch may be rolled back after somebody has seen it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -38,9 +39,14 @@ def is_of_log(key: StoreKey) -> bool:
 
 def is_removable(ledger: LedgerRecord, key: StoreKey) -> bool:
     """Whether a record of the change log is of a transaction that is not kept any more, as attempts leave it behind."""
-    txid = str(key).removeprefix(INDEX + _MARK).partition("|")[0]
     changes = ledger.changes
-    return changes is None or (txid.isdigit() and int(txid) < changes.since)
+    return changes is None or logged_txid(key) < changes.since
+
+
+def logged_txid(key: StoreKey) -> float:
+    """The transaction of a record of the change log; infinite for a key that is none."""
+    txid = str(key).removeprefix(INDEX + _MARK).partition("|")[0]
+    return int(txid) if txid.isdigit() else math.inf
 
 
 def logged_keys(store: Any, ledger: LedgerRecord, txids: Iterable[int]) -> Iterator[tuple[int, list[str] | None]]:

@@ -17,7 +17,7 @@ from mapstate.serializers import RecordCodec, serializer
 
 
 class CodecWithIndex:
-    """The codec of all records of a state: its own, and those of its pane index or its change log."""
+    """The codec of all records of a state: its own, and those of what stands beside them."""
 
     def __init__(self, ledger: LedgerRecord) -> None:
         self.ledger = ledger
@@ -43,7 +43,8 @@ class CodecWithIndex:
         return [self._of(key).dumps([record])[0] for key, record in zip(keys, records, strict=True)]
 
     def _has_index(self, keys: Sequence[StoreKey]) -> bool:
-        has_any = self.ledger.windows is not None or self.ledger.changes is not None
+        ledger = self.ledger
+        has_any = ledger.windows is not None or ledger.changes is not None or ledger.operations is not None
         return has_any and any(map(is_index_key, keys))
 
     def _of(self, key: StoreKey) -> RecordCodec:

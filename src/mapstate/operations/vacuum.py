@@ -27,10 +27,10 @@ from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known
 from mapstate.maps.serialized import writer_of
 from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.ledger_record import LedgerRecord, OperatorKind
 from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
-from mapstate.protocol.upkeep import begin_operator, check_vacuum
+from mapstate.protocol.upkeep import begin_operator, check_may_begin
 
 _log = logging.getLogger("mapstate")
 
@@ -91,7 +91,7 @@ def vacuum(
     """
     with opened(backend_or_url, state) as store:
         fenced = isinstance(store, FencedWrites)
-        _check_able(store, state)
+        check_able(store, state, "vacuum")
         check_page_size(page_size)
         read_ledger(store, state)  # raises the better error if there is no ledger
         ledger = Ledger(store, state)
@@ -109,7 +109,7 @@ def vacuum(
                 ledger.forget_dead(seen, held)
                 _say_missing(seen, held)
                 return done
-        _check_beside(seen, beside)
+        check_beside(seen, beside, "vacuum")
         if not fenced:  # a record that cannot be listed would be below the new floor
             for _ in record_pages(store, page_size, index=True):
                 pass
@@ -127,14 +127,15 @@ def vacuum(
         return done
 
 
-def _check_able(store: Any, state: str) -> None:
+def check_able(store: Any, state: str, kind: OperatorKind) -> None:
+    """Raise UsageError for a store on which no operator's attempt can be right."""
     missing = ""
     if not isinstance(store, FencedWrites | FilteredWrites):
-        missing = "refuse late writers, so an orphaned record that comes after the vacuum would count"
+        missing = f"refuse late writers, so an orphaned record that comes after the {kind} would count"
     elif not isinstance(store, Scan):
-        missing = "list its keys, so orphaned records cannot be found"
+        missing = "list its keys, so records cannot be found"
     if missing:
-        raise UsageError(f"state {state!r} cannot be vacuumed: its store cannot {missing}. Nothing was written.")
+        raise UsageError(f"state {state!r} cannot have a {kind}: its store cannot {missing}. Nothing was written.")
 
 
 def _say_missing(ledger: LedgerRecord, held: int | None) -> None:
@@ -197,18 +198,18 @@ def _cleaned(
     return done, None if unreadable.count else len(held), unreadable
 
 
-def _check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, str]]) -> None:
+def check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, str]], kind: OperatorKind) -> None:
     """Raise UsageError unless the states that are committed apart have the last batch, too."""
     if ledger.last_commit is not None and not set(ledger.last_commit.apart_from) <= {name for _, name in beside}:
-        check_vacuum(ledger)
+        check_may_begin(ledger, kind)
     for backend_or_url, name in beside:
         with opened(backend_or_url, name) as store:
             other = read_ledger(store, name)
         if not has_last_batch(ledger, other):
             raise UsageError(
                 f"state {ledger.state!r} has records to rewrite, and counts another last batch than {name!r}. The next "
-                "start of the job rolls one of them back, which a vacuum would prevent. Nothing was written. Start the "
-                "job, and vacuum after its next batch.",
+                f"start of the job rolls one of them back, which a {kind} would prevent. Nothing was written. Start "
+                f"the job, and run the {kind} after its next batch.",
                 state=ledger.state,
             )
 

@@ -29,7 +29,11 @@ class ChangesRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def begun(self, last_txid: int | None) -> ChangesRecord:
         """After a begin, above the last transaction that counts."""
-        since = self.since if last_txid is None else max(self.since, last_txid + 1 - self.kept)
+        return self.kept_from(self.since if last_txid is None else last_txid + 1 - self.kept)
+
+    def kept_from(self, since: int) -> ChangesRecord:
+        """Without the transactions below ``since``, of which an attempt may then remove the records."""
+        since = max(self.since, since)
         undone = tuple(txid for txid in self.undone if txid >= since - 1)
         return msgspec.structs.replace(self, since=since, undone=undone)
 

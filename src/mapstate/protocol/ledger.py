@@ -9,6 +9,7 @@ from mapstate.protocol import upkeep, ways_back
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, OperatorKind, now
 from mapstate.protocol.ledgers import HeldLedger, change_all
 from mapstate.protocol.refusals import being_seeded
+from mapstate.protocol.windows import PaneChange
 
 
 class Ledger(HeldLedger):
@@ -27,14 +28,16 @@ class Ledger(HeldLedger):
         self._change(lambda before: ways_back.take_back(before, batch_id, can_roll_back=False))
 
     def begin_operator(
-        self, kind: OperatorKind, *, take_over: bool = False, seen: LedgerRecord | None = None
+        self, kind: OperatorKind, *, take_over: bool = False, seen: LedgerRecord | None = None, log_from: int = 0
     ) -> Attempt:
         """See `upkeep.begin_operator`."""
         session, at = secrets.token_hex(8), now()
         attempts: list[Attempt] = []
 
         def begun(before: LedgerRecord) -> LedgerRecord:
-            after, attempt = upkeep.begin_operator(before, session, kind, take_over=take_over, at=at, seen=seen)
+            after, attempt = upkeep.begin_operator(
+                before, session, kind, take_over=take_over, at=at, seen=seen, log_from=log_from
+            )
             attempts.append(attempt)
             return after
 
@@ -46,6 +49,16 @@ class Ledger(HeldLedger):
         """See `upkeep.commit_vacuum`. Raises StoreRestartedError if the store restarted since `begin_operator`."""
         self.close_fences()
         self._change(lambda before: upkeep.commit_vacuum(before, txid, fenced=fenced, held=held), same_incarnation=True)
+
+    def commit_forget(
+        self, txid: int, *, operations: int, held: int | None = None, log: PaneChange | None = None
+    ) -> None:
+        """See `upkeep.commit_forget`. Raises StoreRestartedError if the store restarted since `begin_operator`."""
+        self.close_fences()
+        self._change(
+            lambda before: upkeep.commit_forget(before, txid, operations=operations, held=held, log=log),
+            same_incarnation=True,
+        )
 
     def remember(self) -> LedgerRecord:
         """Load the ledger before records are read for `forget_dead` or `recount`. Raises StoreLostError."""

@@ -21,7 +21,7 @@ from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
 FORMAT = 1
 FORMAT_WITH_WINDOWS, FORMAT_WITH_CHANGES, FORMAT_WITH_PAGES, FORMAT_WITH_SEED, FORMAT_WITH_ROLLING = 2, 3, 4, 6, 7
-"""Of a state with windows, a change log, panes in pages; of one that is being seeded, whatever it has; rolling windows.
+"""Of a state with windows, a change log, panes in pages; with a seed or a list, whatever else; rolling windows.
 
 An older mapstate refuses such a ledger.
 """
@@ -141,6 +141,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     ``changes``       of a state with a change log
     ``rolling``       of a state with rolling windows
     ``seed``          of a state that is being seeded
+    ``operations``    how many entries its list of what operators did has; None without one
     """
 
     format: int = FORMAT
@@ -170,6 +171,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     changes: ChangesRecord | None = None
     rolling: RollingRecord | None = None
     seed: SeedRecord | None = None
+    operations: int | None = None
 
     def keys_held(self) -> int | None:
         """The number of keys with a committed value, None if unknown. See docs/operating.md#how-many-keys."""
@@ -228,7 +230,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 
 
 _encoder = msgspec.json.Encoder()
-_NULLS = b"ttl windows changes rolling seed taken newest".split()
+_NULLS = b"ttl windows changes rolling seed operations taken newest".split()
 _FLAGS = (b',"height":0', b',"is_part":false', b',"seeded":false', b',"kind":"vacuum"')
 _DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), *_FLAGS)
 
@@ -275,9 +277,11 @@ class Attempt(NamedTuple):
     token: FenceToken
 
 
-def format_of(windows: object, changes: object, rolling: object = None, seed: object = None) -> int:
+def format_of(
+    windows: object, changes: object, rolling: object = None, seed: object = None, operations: object = None
+) -> int:
     """The format of a ledger that has these, or None."""
-    if seed is not None:
+    if seed is not None or operations is not None:
         return FORMAT_WITH_SEED
     if rolling is not None:
         return FORMAT_WITH_ROLLING

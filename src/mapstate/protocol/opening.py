@@ -81,7 +81,7 @@ def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerReco
         session=opening.session,
         has_had_ttl=ledger.has_had_ttl or bool(opening.ttl),
         ttl=opening.ttl if ledger.has_had_ttl or opening.ttl else None,
-        format=format_of(windows, changes, rolling, ledger.seed),
+        format=format_of(windows, changes, rolling, ledger.seed, ledger.operations),
     )
 
 
@@ -200,6 +200,7 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             windows=None if ledger.windows is None else ledger.windows.emptied(),
             changes=None if ledger.changes is None else ledger.changes.emptied(ledger.next_txid),
             rolling=None if ledger.rolling is None else ledger.rolling.emptied(),
+            operations=None,
         )
     raise owned_by_another(ledger, opening)
 

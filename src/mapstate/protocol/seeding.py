@@ -137,7 +137,7 @@ def end_seed(ledger: LedgerRecord, session: str, plan: BatchPlan, done: Commit) 
     return msgspec.structs.replace(
         ledger,
         seed=None,
-        format=format_of(ledger.windows, ledger.changes, ledger.rolling),
+        format=format_of(ledger.windows, ledger.changes, ledger.rolling, operations=ledger.operations),
         next_txid=ledger.next_txid + 1,
         last_commit=commit,
         previous=None,

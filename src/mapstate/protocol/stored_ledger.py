@@ -52,7 +52,7 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
         raise _corrupt(state, cut(error)) from error
     if record.rolling is not None and record.format == FORMAT_WITHOUT_PACKED:
         record = msgspec.structs.replace(record, format=FORMAT_WITH_ROLLING)  # both forms of tiles are read
-    expected = format_of(record.windows, record.changes, record.rolling, record.seed)
+    expected = format_of(record.windows, record.changes, record.rolling, record.seed, record.operations)
     if record.format != expected or record.state != state:
         raise CorruptLedgerError(
             f"the ledger of state {shown(record.state)} in format {record.format} is there, where that of {state!r} in "
@@ -79,7 +79,8 @@ def _flaw(record: LedgerRecord) -> str | None:
     """The first contradiction that no event can have left in a ledger; None without one."""
     last, attempt, next_txid = record.last_txid, record.in_flight, record.next_txid
     commits = [commit for commit in (record.last_commit, record.previous) if commit is not None]
-    numbers = [record.epoch, record.first_txid, next_txid, record.floor, record.rewrites, *record.owners.values()]
+    numbers = [record.epoch, record.first_txid, next_txid, record.floor, record.rewrites, record.operations or 0]
+    numbers += record.owners.values()
     numbers += [number for commit in commits for number in (commit.txid, commit.batch_id)]
     numbers += [] if attempt is None else [attempt.txid, attempt.epoch, attempt.batch_id or 0]
     bounds = [bound for span in record.dead for bound in span]

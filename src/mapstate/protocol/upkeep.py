@@ -18,7 +18,7 @@ from mapstate.protocol.ledger_record import (
 )
 from mapstate.protocol.rolling import RollingRecord
 from mapstate.protocol.transitions import check_in_flight, dead_up_to
-from mapstate.protocol.windows import LATEST, WindowCommit, WindowsRecord
+from mapstate.protocol.windows import LATEST, PaneChange, WindowCommit, WindowsRecord
 from mapstate.schema import Field, KeyField, time_text
 
 
@@ -30,6 +30,7 @@ def begin_operator(
     take_over: bool = False,
     at: str = "",
     seen: LedgerRecord | None = None,
+    log_from: int = 0,
 ) -> tuple[LedgerRecord, Attempt]:
     """Start an operator's attempt between two batches, with a txid of its own and through the fence.
 
@@ -42,6 +43,7 @@ def begin_operator(
         take_over: Leave an attempt in flight behind and fence its driver, as a restart would.
         at: The present time, for people.
         seen: The ledger under which the caller read the records.
+        log_from: The attempt may remove a change log below this txid.
 
     Raises:
         UsageError: The state's type cannot have such an attempt, or an attempt is in flight.
@@ -57,14 +59,23 @@ def begin_operator(
         next_txid=txid + 1,
         in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=None, kind=kind, nonce=session, at=at),
         rewrites=ledger.rewrites + 1,  # already at the begin: a reader must not take purged records for absent keys
+        changes=None if ledger.changes is None else ledger.changes.kept_from(log_from),
     )
     return after, Attempt(-1, txid, ledger.view(), after.fence())
 
 
 def check_operator(ledger: LedgerRecord, kind: OperatorKind) -> LedgerRecord:
-    """The ledger, of a type that can have an operator's attempt of this kind. Raises UsageError."""
+    """The ledger for the begin of an operator's attempt of this kind. Raises UsageError if its type cannot have one."""
     if ledger.type == "opaque":
         return ledger
+    if kind == "forget":
+        attempt = ledger.in_flight
+        if ledger.type == "transactional" and attempt is not None and attempt.batch_id is not None:
+            raise UsageError(
+                f"state {ledger.state!r} is transactional and has {attempt.name} in flight, which has to be repeated "
+                "as it was. Nothing was written. Let the query end that batch, and stop it then."
+            )
+        return ledger.with_keys_held(None)  # there is no value before: what it removes is gone at once
     raise UsageError(
         f"state {ledger.state!r} is {ledger.type}: only opaque states have a {kind}, because only their records keep "
         "the value before. Nothing was written."
@@ -82,6 +93,28 @@ def commit_operator(ledger: LedgerRecord, txid: int, done: Callable[[LedgerRecor
     return done(msgspec.structs.replace(ledger, in_flight=None, last_txid=txid, dead=dead_up_to(ledger, txid)))
 
 
+def commit_forget(
+    ledger: LedgerRecord, txid: int, *, operations: int, held: int | None = None, log: PaneChange | None = None
+) -> LedgerRecord:
+    """Commit an attempt that removes keys. Raises FencedError.
+
+    Args:
+        ledger: The state's ledger.
+        txid: The attempt's own.
+        operations: How many entries the list of what operators did has then.
+        held: The number of keys then, None if unknown.
+        log: What it wrote into the change log, or removed from it.
+
+    """
+
+    def done(after: LedgerRecord) -> LedgerRecord:
+        changes = None if after.changes is None else after.changes.committed(log or PaneChange())
+        form = format_of(after.windows, changes, after.rolling, operations=operations)
+        return msgspec.structs.replace(after.with_keys_held(held), changes=changes, operations=operations, format=form)
+
+    return commit_operator(ledger, txid, done)
+
+
 def _between_batches(ledger: LedgerRecord, session: str, kind: str, *, take_over: bool) -> LedgerRecord:
     """The ledger without an attempt of the present driver, which ``take_over`` fences. Raises UsageError."""
     attempt = ledger.in_flight
@@ -96,11 +129,11 @@ def _between_batches(ledger: LedgerRecord, session: str, kind: str, *, take_over
     return msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
 
 
-def check_vacuum(ledger: LedgerRecord) -> None:
-    """Refuse a vacuum that would rewrite records while the last batch may have to be rolled back. Raises UsageError.
+def check_may_begin(ledger: LedgerRecord, kind: OperatorKind) -> None:
+    """Refuse an operator's attempt while the last batch may have to be rolled back. Raises UsageError.
 
-    A topology that commits a batch in several writes rolls it back after a crash between them. A vacuum's txid would
-    prevent that.
+    A topology that commits a batch in several writes rolls it back after a crash between them. The txid of a later
+    attempt would prevent that.
     """
     last = ledger.last_commit
     if last is None or not ledger.may_lose_last_batch():
@@ -108,8 +141,8 @@ def check_vacuum(ledger: LedgerRecord) -> None:
     names = ", ".join(map(repr, last.apart_from))
     raise UsageError(
         f"state {ledger.state!r} has records to rewrite, but its batch {last.batch_id} was committed apart from "
-        f"{names}. If one of them lacks the batch, the next start rolls it back, which a vacuum would prevent. Nothing "
-        "was written. Name those states with their stores (beside=..., --beside URL#STATE): the vacuum runs if they "
+        f"{names}. If one of them lacks the batch, the next start rolls it back, which a {kind} would prevent. Nothing "
+        f"was written. Name those states with their stores (beside=..., --beside URL#STATE): the {kind} runs if they "
         "have the batch, too."
     )
 
@@ -297,7 +330,7 @@ def begin_drop(
         last_commit=None,
         previous=None,
         seed=None,
-        format=format_of(ledger.windows, ledger.changes, ledger.rolling),
+        format=format_of(ledger.windows, ledger.changes, ledger.rolling, operations=ledger.operations),
         in_flight=InFlight(txid=txid, epoch=epoch, batch_id=None, nonce=session, at=at),
         dead=(),
         floor=txid,

@@ -193,6 +193,16 @@ class RedisClusterStore:
 
         return dropped(self, self._state, token, finish)
 
+    def scrub(self) -> list[str]:
+        """See `Scrubs.scrub`: rewrites the AOF and the RDB of each master."""
+        from mapstate.backends.redis.scrub import scrub_node
+
+        def tell(node: Address, asked: bytes) -> Any:
+            return self._cluster.ask_node(node, [asked]).found[0]
+
+        masters = self._cluster.shape().masters
+        return [f"{shown_address(node)}: {one}" for node in masters for one in scrub_node(partial(tell, node))]
+
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`: of each master. Says what the user may not ask for."""
         from mapstate.backends.redis.operations import allowed, facts_of, judge, sampled

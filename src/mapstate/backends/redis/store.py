@@ -195,6 +195,12 @@ class RedisStore:
         names = (self._ledger, self._fence, self._claims, self._reports, self._kept_layout)
         return dropped(self, self._state, token, lambda: removed_if(self._server, names, expected[0]))
 
+    def scrub(self) -> list[str]:
+        """See `Scrubs.scrub`: rewrites the AOF and the RDB of the server."""
+        from mapstate.backends.redis.scrub import scrub_node
+
+        return scrub_node(lambda asked: self._server.ask(asked, 1)[0])
+
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`. Says what the user may not ask for."""
         from mapstate.backends.redis.operations import check_server

@@ -91,6 +91,22 @@ def removed(database: Database, state: str, token: FenceToken, is_expected: Call
     return count
 
 
+def scrub(database: Database) -> list[str]:
+    """Write the whole file anew without what was removed, and empty the WAL. Returns what could not be emptied."""
+    with fork_gate:
+        try:
+            db = database.connect("rw")
+            try:
+                db.set_up(database.synchronous, database.timeout, create=False)
+                db.execute("VACUUM")
+                is_busy = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            finally:
+                db.close()
+        except DRIVER_ERRORS as error:
+            raise database.problem(error) from error
+    return ["the WAL of the SQLite file, which another connection is reading: run it again"] if is_busy else []
+
+
 class FrozenDatabase(Database):
     """A `Database` whose every transaction is the same one, which begins with the first call. One thread at a time.
 

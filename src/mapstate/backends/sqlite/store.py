@@ -183,6 +183,12 @@ class SqliteStore:
 
         yield removed(self._database, self._state, token, lambda db: self._version(db) == expected)
 
+    def scrub(self) -> list[str]:
+        """See `Scrubs.scrub`: VACUUM writes the file anew, and the WAL is emptied."""
+        from mapstate.backends.sqlite.operations import scrub
+
+        return scrub(self._database)
+
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
         """See `Checkup.checkup`. Reads the whole file."""
         from mapstate.backends.sqlite.operations import judge, verified

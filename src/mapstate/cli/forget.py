@@ -1,0 +1,150 @@
+"""The command that makes states forget keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from mapstate.cli.arguments import seconds, split_urls, state_beside, store_url
+from mapstate.cli.show import AskingOutput
+from mapstate.errors import MapStateError, UsageError, cut
+from mapstate.maps.operator_list import ListEntry
+from mapstate.operations.forget import FOLLOWERS_HAVE, Forgotten, forget_listed, forgettable_columns, listed
+from mapstate.operations.forget import forget as forget_key
+from mapstate.operations.states import list_states
+from mapstate.reader.forms import typed_keys
+from mapstate.schema import KeyField
+from mapstate.urls import quoted
+
+
+def forget(
+    out: AskingOutput,
+    *,
+    place: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[URL] [STATE] [KEY]",
+            help="the store; the state, with --where all states of the store if none is given; and the values of the "
+            "key columns, one argument each, without the time of a window",
+            show_default=False,
+        ),
+    ] = None,
+    id: Annotated[  # noqa: A002  the option's name
+        str | None, typer.Option("--id", help="your name for it, as of a ticket: again with it, it goes on")
+    ] = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(metavar="COLUMN=VALUE", help="all keys with this value; once for each column", show_default=False),
+    ] = None,
+    followers_have: Annotated[
+        str, typer.Option(metavar="TIME", help="after it a repeated forget removes the change log up to the first one")
+    ] = "1d",
+    beside: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="URL#STATE", help="a state of the same topology in another store; once for each", show_default=False
+        ),
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="write the list of what the state has forgotten to a file", show_default=False)
+    ] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option("--from", help="forget what such a file lists, in a state that was restored", show_default=False),
+    ] = None,
+) -> None:
+    """Makes a state forget a key, so that no byte of it is left in its store. Stop the query first.
+
+    Rows that come later begin the key from nothing.
+    """
+    urls, words = split_urls(place) if place else ([], [])
+    store = store_url(urls)
+    options: dict[str, Any] = {
+        "followers_have": FOLLOWERS_HAVE if followers_have == "1d" else seconds(followers_have),
+        "beside": [state_beside(text) for text in beside or ()],
+    }
+    if (export or from_) is not None:
+        if len(words) != 1 or where or id or (export and from_):
+            raise UsageError("--export FILE and --from FILE go with one state, and with nothing else")
+        if export is not None:
+            entries = listed(store, words[0])
+            _written(export, entries)
+            out.answer({"entries": len(entries)}, f"{len(entries)} entries written to {str(export)!r}")
+        elif from_ is not None:
+            entries = _read(from_)
+            out.confirm(f"Forget what {len(entries)} entries list in {words[0]}?")
+            _report(out, forget_listed(store, words[0], entries, **options))
+        return
+    if id is None or not (where or len(words) > 1):
+        raise UsageError("give a state and a key, or --where COLUMN=VALUE, and --id ID. Nothing was written.")
+    if not where:
+        state, *texts = words
+        columns = forgettable_columns(store, state)
+        keys = dict(zip([column.name for column in columns], typed_keys(texts, columns)[0], strict=True))
+        out.confirm(f"Forget {', '.join(texts)} in {state}? It cannot be undone.")
+        _report(out, [forget_key(store, state, keys, id=id, **options)])
+        return
+    given = dict(map(_pair, where))
+    states = words or [one.name for one in list_states(store)]
+    found = {state: {one.name: one for one in forgettable_columns(store, state)} for state in states}
+    able = [state for state in states if given.keys() <= found[state].keys()]
+    for state in states:
+        if state not in able:
+            out.note(f"{state} is not keyed by {', '.join(given)}: it is left as it is")
+    out.confirm(f"Forget {', '.join(where)} in {', '.join(able) or 'no state'}? It cannot be undone.")
+    done = []
+    for state in able:
+        try:
+            keys = {name: _typed(found[state][name], text) for name, text in given.items()}
+            done.append(forget_key(store, state, keys, id=id, **options))
+        except MapStateError as error:
+            out.fail(error.message)
+    _report(out, done)
+
+
+def _report(out: AskingOutput, done: list[Forgotten]) -> None:
+    documents = [one._asdict() for one in done]
+
+    def shown() -> None:
+        for one in done:
+            before = "" if one.offsets is None else f", as of {one.offsets}"
+            again = " before" if one.was_done else ""
+            out.note(f"{one.state}: {one.keys} keys forgotten{again} as txid {one.txid}{before}")
+            if one.log_until is not None:
+                out.note(f"The change log names them until {one.log_until}: run it again with the same id after that.")
+        for place in dict.fromkeys(place for one in done for place in one.not_reached):
+            out.note(f"Not reached: {place}")
+        if not done:
+            out.note("There was nothing to do.")
+
+    out.answer(documents, shown)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign or not name:
+        raise UsageError(f"--where takes COLUMN=VALUE, not {quoted(text)}. Nothing was written.")
+    return name, value
+
+
+def _typed(column: KeyField, text: str) -> Any:
+    return typed_keys([text], [column])[0][0]
+
+
+def _written(path: Path, entries: list[ListEntry]) -> None:
+    try:
+        path.write_bytes(b"".join(msgspec.json.encode(entry) + b"\n" for entry in entries))
+    except OSError as error:
+        raise UsageError(f"the file {str(path)!r} cannot be written ({cut(error)})") from error
+
+
+def _read(path: Path) -> list[ListEntry]:
+    try:
+        return [msgspec.json.decode(line, type=ListEntry) for line in path.read_bytes().splitlines()]
+    except (OSError, msgspec.MsgspecError) as error:
+        raise UsageError(
+            f"the file {str(path)!r} is no list that --export wrote ({cut(error)}). Nothing was written."
+        ) from error

@@ -1,0 +1,419 @@
+"""Forget: makes a state forget keys, so that no byte of them is left in its store, and no replay brings them back.
+
+An operator runs it between two batches. The first attempt gives each key no value, and lists the key by its keyed hash
+with the position of the state in its source. The second one removes the records, which still have the value before, and
+what else names the keys. A store of `Scrubs` then removes what it keeps underneath. Each step can be repeated.
+
+A state that is not opaque keeps no value before: there the first attempt removes the records.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mapstate.backends import opened
+from mapstate.backing_map import Backend
+from mapstate.capabilities import FencedWrites, Rewrites, Scrubs
+from mapstate.errors import UsageError, shown
+from mapstate.keys import KeyCodec, StoreKey, is_index_key
+from mapstate.maps.change_log import ChangeLog, is_of_log, logged_txid
+from mapstate.maps.operator_list import ListedKeys, ListEntry, digest_of, entry_key, is_of_list, read_list
+from mapstate.maps.pane_index import batched, index_codec
+from mapstate.maps.record_pass import CodecWithIndex
+from mapstate.maps.serialized import writer_of
+from mapstate.operations.vacuum import check_able, check_beside
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import Attempt, LedgerRecord, now
+from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
+from mapstate.protocol.upkeep import begin_operator
+from mapstate.protocol.windows import PaneChange
+from mapstate.schema import KeyField
+
+FOLLOWERS_HAVE = 86_400.0
+"""Seconds after which those who follow a state have read that a key was removed."""
+
+_WRITE = 1000  # records at a time
+_OTHERS = (
+    "the source and its topics",
+    "exports, backups and snapshots of the store",
+    "quarantined rows, and the checkpoint of the query",
+    "sinks, and states that follow this one",
+)
+
+
+class Forgotten(NamedTuple):
+    """The end of a forget in one state.
+
+    ``keys``         how many keys had a value
+    ``txid``         of the attempt that has removed it
+    ``offsets``      where the state was in its source: rows before that are forgotten. None if it is not known
+    ``was_done``     it had been done before, under the same id
+    ``log_until``    the change log names the keys until then, ISO 8601: run it again. None without a log, or if done
+    ``not_reached``  where bytes of the keys may still be
+    """
+
+    state: str
+    keys: int
+    txid: int
+    offsets: str | None
+    was_done: bool
+    log_until: str | None
+    not_reached: tuple[str, ...]
+
+
+def forget(
+    backend_or_url: Backend | str,
+    state: str,
+    where: Mapping[str, Any],
+    *,
+    id: str,  # noqa: A002  as the command has it
+    followers_have: float = FOLLOWERS_HAVE,
+    beside: Sequence[tuple[Backend | str, str]] = (),
+    page_size: int = 1000,
+) -> Forgotten:
+    """Make a state forget all keys with these values. Run it between two batches; again with the same id, it goes on.
+
+    Rows that are read later begin such a key from nothing.
+
+    Args:
+        backend_or_url: The store of the state.
+        state: The state's name.
+        where: Values by the names of key columns: all keys that have them. The time of a window is not among them.
+        id: The operator's name for it, such as that of a ticket.
+        followers_have: Seconds after which followers have read of the removal. Later, a call with the same id removes
+            the change log up to there, and who is further behind gets a ChangesGoneError.
+        beside: The states of the topology that are committed apart from this one, each with its store.
+        page_size: Keys listed at a time.
+
+    Raises:
+        UsageError: A batch is in flight; the state has no such columns; the id stands for other keys; a state of
+            ``beside`` lacks the last batch; or the store can neither refuse late writers nor list its keys.
+        FencedError: A batch began meanwhile. Run it again.
+        StateNotFoundError: There is no such state.
+        StoreError: The store failed. Run it again.
+
+    """
+
+    def wanted(ledger: LedgerRecord, known: Sequence[ListEntry]) -> dict[int, ListEntry]:
+        columns, parts = _columns(ledger, where)
+        same = [number for number, entry in enumerate(known) if entry.id == id]
+        for number in same:
+            entry = known[number]
+            if (entry.columns, entry.digest) != (columns, digest_of(entry.salt, columns, parts)):
+                raise UsageError(
+                    f"state {state!r} has forgotten other keys under the id {id!r}, as txid {entry.txid}. Nothing was "
+                    "written. Take another id."
+                )
+            return {number: entry}
+        salt = known[0].salt if known else secrets.token_hex(16)
+        return {
+            len(known): ListEntry(id=id, at=now(), columns=columns, salt=salt, digest=digest_of(salt, columns, parts))
+        }
+
+    with opened(backend_or_url, state) as store:
+        (done,) = _Forgetting(store, state, followers_have, beside, page_size).run(wanted)
+        return done
+
+
+def forget_listed(
+    backend_or_url: Backend | str,
+    state: str,
+    entries: Sequence[ListEntry],
+    *,
+    followers_have: float = FOLLOWERS_HAVE,
+    beside: Sequence[tuple[Backend | str, str]] = (),
+    page_size: int = 1000,
+) -> list[Forgotten]:
+    """Make a state that was restored from a copy forget what was forgotten since the copy; see `listed`.
+
+    While the state counts fewer batches than it did then, replayed batches bring keys back: call it again once it has
+    caught up. Entries that it has from then are left alone. Arguments and errors as of `forget`.
+    """
+
+    def wanted(ledger: LedgerRecord, known: Sequence[ListEntry]) -> dict[int, ListEntry]:
+        last = ledger.last_commit
+        here = {} if last is None else {"owner": last.owner, "batch_id": last.batch_id}
+        places = {entry.id: number for number, entry in enumerate(known)}
+        found: dict[int, ListEntry] = {}
+        for entry in entries:
+            number = places.setdefault(entry.id, len(places))
+            has = known[number] if number < len(known) else None
+            if not set(entry.columns) <= {field.name for field in _forgettable(ledger)}:
+                raise _no_columns(ledger, entry.columns)
+            if has is None or not (has.reaches(entry) or has.reaches(msgspec.structs.replace(entry, **here))):
+                found[number] = msgspec.structs.replace(entry, txid=None, purged=None, at=now())
+            elif has.purged is None:
+                found[number] = has
+        return found
+
+    with opened(backend_or_url, state) as store:
+        return _Forgetting(store, state, followers_have, beside, page_size).run(wanted)
+
+
+def listed(backend_or_url: Backend | str, state: str) -> list[ListEntry]:
+    """What a state has forgotten: the operators' ids, and keys as keyed hashes. It only reads.
+
+    Keep it outside of the store: after a restore from an older copy, `forget_listed` applies it.
+    """
+    with opened(backend_or_url, state) as store:
+        return read_list(store, read_ledger(store, state))
+
+
+def _forgettable(ledger: LedgerRecord) -> tuple[KeyField, ...]:
+    """The key columns without the time of a window."""
+    return ledger.keys if ledger.windows is None else ledger.keys[1:]
+
+
+def forgettable_columns(backend_or_url: Backend | str, state: str) -> tuple[KeyField, ...]:
+    """The key columns by which a state can forget. It only reads."""
+    with opened(backend_or_url, state) as store:
+        return _forgettable(read_ledger(store, state))
+
+
+def _columns(ledger: LedgerRecord, where: Mapping[str, Any]) -> tuple[tuple[str, ...], list[str]]:
+    """The names of the given columns in the order of the state's own, and the texts of their values."""
+    fields = [field for field in _forgettable(ledger) if field.name in where]
+    if not where or len(fields) < len(where):
+        raise _no_columns(ledger, tuple(where))
+    return tuple(field.name for field in fields), [KeyCodec([one]).encode_first(where[one.name]) for one in fields]
+
+
+def _no_columns(ledger: LedgerRecord, asked: Sequence[str]) -> UsageError:
+    has = ", ".join(field.name for field in _forgettable(ledger)) or "none"
+    return UsageError(
+        f"state {ledger.state!r} cannot forget by {', '.join(map(shown, asked)) or 'no column'}: its key columns are "
+        f"{has}. Nothing was written."
+    )
+
+
+class _Found(NamedTuple):
+    """What the store has of some keys: its ``own`` records, those of the pane index, and of the change log."""
+
+    own: list[StoreKey]
+    panes: list[StoreKey]
+    log: list[StoreKey]
+
+
+class _Forgetting:
+    """The way of one call."""
+
+    def __init__(
+        self,
+        store: Any,
+        state: str,
+        followers_have: float,
+        beside: Sequence[tuple[Backend | str, str]],
+        page_size: int,
+    ) -> None:
+        self._store = store
+        self._followers_have = followers_have
+        self._beside = beside
+        self._page_size = page_size
+        check_able(store, state, "forget")
+        check_page_size(page_size)
+        read_ledger(store, state)  # raises the better error if there is no ledger
+        self._ledger = Ledger(store, state)
+        self._removes = isinstance(store, FencedWrites)  # else a late writer could make a removed record anew
+
+    def run(self, wanted: Callable[[LedgerRecord, Sequence[ListEntry]], dict[int, ListEntry]]) -> list[Forgotten]:
+        seen = self._ledger.remember()
+        entries = wanted(seen, read_list(self._store, seen))
+        was_done = {number for number, entry in entries.items() if entry.purged is not None}
+        new = {number: entry for number, entry in entries.items() if entry.txid is None}
+        if new:
+            self._check(seen)
+            entries |= self._first(seen, new)
+            seen = self._ledger.remember()
+        entries |= self._second(seen, entries)
+        left = list(self._store.scrub()) if entries and isinstance(self._store, Scrubs) else []
+        if entries and not isinstance(self._store, Scrubs):
+            left = ["what the store keeps underneath of records that were replaced or removed"]
+        if not self._removes:
+            left.append("the names of the keys: this store keeps a record without a value for each")
+        changes = self._ledger.record.changes
+        done = []
+        for number, entry in entries.items():
+            assert entry.txid is not None  # noqa: S101  for the type checker: `_first` has set it
+            logged = changes is not None and changes.removed <= entry.txid
+            until = _time(entry.at) + dt.timedelta(seconds=self._followers_have) if logged else None
+            many = [f"values of the field {name}" for name in _of_many(seen)]
+            others = (*left, *many, *_OTHERS)
+            until_text = None if until is None else until.isoformat(timespec="seconds")
+            done.append(
+                Forgotten(seen.state, entry.keys, entry.txid, entry.offsets, number in was_done, until_text, others)
+            )
+        return done
+
+    def _check(self, seen: LedgerRecord) -> None:
+        """Refuse before anything is listed or written."""
+        begin_operator(seen, "", "forget")
+        check_beside(seen, self._beside, "forget")
+        if seen.type != "opaque" and not self._removes:
+            raise UsageError(
+                f"state {seen.state!r} is {seen.type}, and its store cannot remove records so that no late writer "
+                "makes them anew. Nothing was written. Remove the state (mapstate drop), and replay the source."
+            )
+
+    def _first(self, seen: LedgerRecord, new: dict[int, ListEntry]) -> dict[int, ListEntry]:
+        """List the entries, and give their keys no value."""
+        found = self._survey(seen, ListedKeys(seen.keys, new.values()))
+        attempt = self._ledger.begin_operator("forget", seen=seen)
+        at_once = seen.type != "opaque"
+        last, has_log, count = seen.last_commit, False, 0
+        with writer_of(self._store, attempt.token, has_txids=seen.type != "non-transactional") as writer:
+            if at_once:
+                count = self._purge(writer, seen, attempt, found, ListedKeys(seen.keys, new.values()))
+            for keys, values in self._values(writer, seen, attempt, [] if at_once else found.own):
+                present = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
+                count += len(present)
+                records = [(attempt.txid, None, value) for _, value in present]
+                self._put(writer, seen, [key for key, _ in present], records)
+            if seen.changes is not None and seen.changes.kept and found.own:
+                form = index_codec(seen.serializer, seen.state)
+                log = ChangeLog(writer, form, attempt.view, attempt.txid, 0)
+                log.note(found.own, [])
+                log.write()
+                has_log = True
+            done = {
+                number: msgspec.structs.replace(
+                    entry,
+                    txid=attempt.txid,
+                    owner="" if last is None else last.owner,
+                    batch_id=None if last is None else last.batch_id,
+                    offsets=None if last is None else last.offsets,
+                    keys=count,
+                    purged=attempt.txid if at_once else None,
+                )
+                for number, entry in new.items()
+            }
+            self._list(writer, seen, attempt, done)
+        held = seen.keys_held()
+        if seen.type == "non-transactional" and seen.in_flight is not None:
+            held = None  # a failed attempt may have added some
+        self._ledger.commit_forget(
+            attempt.txid,
+            operations=max([seen.operations or 0, *(number + 1 for number in new)]),
+            held=None if held is None else held - count,
+            log=PaneChange(width=int(has_log)),
+        )
+        return done
+
+    def _second(self, seen: LedgerRecord, entries: dict[int, ListEntry]) -> dict[int, ListEntry]:
+        """Remove what still names the keys of these entries, if there is anything."""
+        due = {number: entry for number, entry in entries.items() if entry.purged is None}
+        late = dt.datetime.now(dt.UTC) - dt.timedelta(seconds=self._followers_have)
+        past = [entry.txid for entry in entries.values() if entry.txid is not None and _time(entry.at) <= late]
+        log_from = max(past, default=-1) + 1
+        if seen.changes is None or log_from <= seen.changes.removed:
+            log_from = 0
+        if not due and not log_from:
+            return {}
+        self._check(seen)
+        keys = ListedKeys(seen.keys, due.values())
+        found = self._survey(seen, keys, log_from)
+        attempt = self._ledger.begin_operator("forget", seen=seen, log_from=log_from)
+        with writer_of(self._store, attempt.token, has_txids=seen.type != "non-transactional") as writer:
+            self._purge(writer, seen, attempt, found, keys)
+            done = {number: msgspec.structs.replace(entry, purged=attempt.txid) for number, entry in due.items()}
+            self._list(writer, seen, attempt, done)
+        removed = PaneChange(purged=[log_from - 1] if log_from else [])
+        held = seen.keys_held()
+        self._ledger.commit_forget(attempt.txid, operations=seen.operations or 0, held=held, log=removed)
+        return done
+
+    def _survey(self, seen: LedgerRecord, keys: ListedKeys, log_from: int = 0) -> _Found:
+        """What the store has of some keys, under the ledger ``seen``, and the change log below ``log_from``."""
+        found, codec = _Found([], [], []), index_codec(seen.serializer, seen.state)
+        for page in record_pages(self._store, self._page_size, index=True):
+            found.own.extend(key for key in page if not is_index_key(key) and key in keys)
+            found.log.extend(key for key in page if is_of_log(key) and logged_txid(key) < log_from)
+            index = [key for key in page if is_index_key(key) and not is_of_log(key) and not is_of_list(key)]
+            for some in batched(index, _WRITE):
+                records = codec.loads(some, self._store.multi_get(some))
+                for key, record in zip(some, records, strict=True):
+                    if record is not None and any(_without(keys, key, one) != one for one in record[1:]):
+                        found.panes.append(key)
+        return _Found(*(list(dict.fromkeys(part)) for part in found))  # a scan may list a key twice
+
+    def _purge(self, writer: Any, seen: LedgerRecord, attempt: Attempt, found: _Found, keys: ListedKeys) -> int:
+        """Remove records without a value, and values before; return how many keys had a value.
+
+        Of a state that is not opaque, all records of the keys are removed.
+        """
+        count, txid = 0, attempt.txid
+        for some, values in self._values(writer, seen, attempt, [*found.own, *found.panes]):
+            own = [not is_index_key(key) for key in some]
+            count += sum(is_own and value is not None for is_own, value in zip(own, values, strict=True))
+            kept = [
+                (None if seen.type != "opaque" else value) if is_own else _without(keys, key, value)
+                for is_own, key, value in zip(own, some, values, strict=True)
+            ]
+            self._put(writer, seen, some, [(txid, value, value) for value in kept])
+        for some in batched(found.log, _WRITE):
+            writer.multi_get(some)  # a put belongs to the get before it
+            self._put(writer, seen, some, [(txid, None, None)] * len(some))
+        return count
+
+    def _values(
+        self, writer: Any, seen: LedgerRecord, attempt: Attempt, keys: Sequence[StoreKey]
+    ) -> Iterator[tuple[list[StoreKey], list[Any]]]:
+        """The keys, some at a time, with their values by the one rule."""
+        for some in batched(keys, _WRITE):
+            records = _codec(seen).loads(some, writer.multi_get(some))
+            if seen.type == "opaque":
+                yield some, attempt.view.values(records, attempt.txid)
+            else:
+                is_pair = seen.type == "transactional"
+                yield (
+                    some,
+                    [
+                        one and (one[1] if is_pair or is_index_key(key) else one)
+                        for key, one in zip(some, records, strict=True)
+                    ],
+                )
+
+    def _put(self, writer: Any, seen: LedgerRecord, keys: Sequence[StoreKey], records: Sequence[Any]) -> None:
+        """Replace records; one without any value goes, where the store can remove."""
+        if not keys:
+            return
+        if self._removes and isinstance(writer, Rewrites):
+            there = [at for at, record in enumerate(records) if any(value is not None for value in record[1:])]
+            stored = dict(
+                zip(there, _codec(seen).dumps([keys[at] for at in there], [records[at] for at in there]), strict=True)
+            )
+            writer.multi_rewrite(keys, [stored.get(at) for at in range(len(keys))])
+        else:
+            writer.multi_put(keys, _codec(seen).dumps(keys, records))
+
+    def _list(self, writer: Any, seen: LedgerRecord, attempt: Attempt, entries: dict[int, ListEntry]) -> None:
+        keys = list(map(entry_key, entries))
+        codec = index_codec(seen.serializer, seen.state)
+        before = attempt.view.values(codec.loads(keys, writer.multi_get(keys)), attempt.txid)
+        plain = [msgspec.json.decode(msgspec.json.encode(entry)) for entry in entries.values()]
+        records = zip(plain, before, strict=True)
+        writer.multi_put(keys, codec.dumps([(attempt.txid, value, was) for value, was in records]))
+
+
+def _codec(ledger: LedgerRecord) -> CodecWithIndex:
+    return CodecWithIndex(msgspec.structs.replace(ledger, operations=ledger.operations or 0))
+
+
+def _without(keys: ListedKeys, index_key: StoreKey, value: Any) -> Any:
+    """The value of a record of the pane index without these keys."""
+    if not isinstance(value, list):
+        return value
+    return [rest for rest in value if not isinstance(rest, str) or not keys.has_rest(str(index_key), rest)]
+
+
+def _of_many(ledger: LedgerRecord) -> Iterator[str]:
+    """The fields that hold values of many rows, which may name the keys of others."""
+    return (field.name for field in ledger.fields if any(kind in field.type for kind in ("array", "map", "any")))
+
+
+def _time(text: str) -> dt.datetime:
+    return dt.datetime.fromisoformat(text)
