@@ -8,13 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
+import rolled
 from aerospike_stand_in import NAMESPACE, Cluster, StandInBackend
 from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
 from rolling import FIELDS, HOURS, MINUTE, T0, Rolled
-from states import Job
+from states import Job, form_of
 from typer.testing import CliRunner
 
-from mapstate import open_reader
+from mapstate import CombinerAggregator, Count, open_reader
 from mapstate.backends import resolve
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import FencedWrites
@@ -196,6 +197,32 @@ def test_an_export_has_all_columns_as_of_its_start(url, tmp_path):
         assert export(url, "s", tmp_path / f"x.{form}", FORMATS[form]).rows == 3
     Job(url, state="plain").batch(a=1)
     assert "end" not in json.loads(run("export", url, "plain", "--to", to, "--json").stdout)
+
+
+class Names(CombinerAggregator):
+    """A user's own."""
+
+    def init(self, row: Any) -> Any:
+        return str(row["n"])
+
+    def combine(self, a: Any, b: Any) -> Any:
+        return a + b
+
+    def zero(self) -> Any:
+        return ""
+
+
+def test_a_command_that_needs_a_users_own_combiner_names_its_field(url, tmp_path):
+    job = rolled.Rolled(url, serializer=form_of(url), aggregates={"names": Names(), "rows": Count()})
+    job.batch(rolled.Row(5, "ann", 3), rolled.Row(7, "ann", 4))
+    for command in (["get", url, "s", "ann"], ["export", url, "s", "--to", tmp_path / "all.csv"]):
+        done = run(*command)
+        assert (done.exit_code, "the field 'names' is a Names" in done.stderr) == (2, True), done.output
+    assert not list(tmp_path.glob("all*"))
+    shown = run("get", url, "s", "ann", "--columns", "rows_10,rows_lifetime", "--json")
+    assert json.loads(shown.stdout)["value"] == {"rows_10": 2, "rows_lifetime": 2}, shown.output
+    for command in (["ledger", url, "s"], ["recount", url, "s", "--yes"]):
+        assert run(*command).exit_code == 0, command
 
 
 def test_an_interrupted_export_begins_anew(url, tmp_path):

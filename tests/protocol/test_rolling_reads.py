@@ -21,6 +21,7 @@ from mapstate.aggregators import tiles as of_tiles
 from mapstate.aggregators.aggregator import CombinerAggregator, ReducerAggregator
 from mapstate.backends import resolve
 from mapstate.errors import StaleBatchError, UnknownColumnError, UsageError, ValueOverflowError, WindowGoneError
+from mapstate.keys import KeyCodec
 from mapstate.reader import StateReader, open_reader, rolling
 from mapstate.serializers import tiles
 
@@ -518,6 +519,15 @@ def test_a_users_own_aggregator_is_given_to_the_reader(url, opened):
         for call in (lambda: reader.get("ann"), lambda: list(reader.scan()), reader.to_arrow):
             with pytest.raises(UsageError, match=r"a rolling window joins the values of its tiles.*aggregators="):
                 call()
+        asked = ["total_lifetime", "rows_10"]  # other columns need none
+        rows = [row for row in job.rows if row.user == "ann"]
+        right = {"total_lifetime": sum(row.n for row in rows), "rows_10": sum(row.at > job.newest - 11 for row in rows)}
+        assert reader.get("ann", columns=asked) == right
+        assert dict(reader.scan(columns=asked))[("ann",)] == right
+        with pytest.raises(UsageError):
+            reader.get("ann", columns=["names_10"])
+        with pytest.raises(UnknownColumnError, match="it has names_10, "):
+            reader.get("ann", columns=["rows_11"])
     with opened(url, "s", aggregators={"names": Rows()}) as reader, pytest.raises(UsageError):
         reader.get("ann")
     with opened(url, "s", aggregators={"names": Names()}) as reader:
@@ -542,3 +552,85 @@ def test_a_state_without_a_batch_has_no_key(url, opened):
     job.batch(Row(1, "ann"))
     with opened(url, "s") as reader:
         assert reader.multi_get(["ann", "bob"]) == [job.right("ann"), None]
+
+
+# Keys and jobs that stand still
+
+HOUR, DAY = 3600, 86_400
+LONG: tuple[Any, ...] = ((HOUR, 300), (7 * DAY, 6 * HOUR), (30 * DAY, DAY), LIFETIME)
+
+
+def check(job: Rolled, reader: Any, clock: Any, *times: int) -> None:
+    """Every user as of now, the watermark, and these times."""
+    for user in USERS:
+        assert reader.get(user) == job.right(user, now=clock.now), user
+        assert reader.get(user, at="watermark") == job.right(user, "watermark"), user
+        for at in times:
+            assert reader.get(user, at=job.time(at)) == job.right(user, at), (user, at)
+
+
+def test_a_key_that_is_idle_for_forty_days_has_empty_windows_and_its_whole_lifetime(url, opened, clock):
+    job = Rolled(url, LONG, kind="timestamp", lag=60, serializer=form_of(url))
+    job.batch(*(Row(at, user, at) for at in range(0, 3 * DAY, 5000) for user in ("ann", "bob")))
+    texts = KeyCodec(job.keys, native=job.form == "native").encode_all([("ann",)])
+    before = job.store.multi_get(texts)
+    for day in range(4, 44):
+        job.batch(Row(day * DAY, "bob", day))
+    clock.now = 43 * DAY + 100
+    with opened(url, "s") as reader:
+        check(job, reader, clock, 43 * DAY, 44 * DAY)
+        idle = reader.get("ann")
+        assert [idle[f"rows_{name}"] for name in ("3600_seconds", "604800_seconds", "2592000_seconds")] == [0, 0, 0]
+        assert idle["rows_lifetime"] == 52
+        assert job.store.multi_get(texts) == before
+        job.batch(Row(43 * DAY + 200, "ann", 5), Row(30 * DAY, "ann", 7), Row(DAY, "ann", 8))
+        clock.now += 300
+        check(job, reader, clock, 43 * DAY + 150, 44 * DAY)
+        assert job.store.multi_get(texts) != before
+
+
+def test_reads_are_exact_before_while_and_after_a_job_is_three_days_behind(url, opened, clock):
+    job, draw = Rolled(url, LONG, kind="timestamp", lag=600, serializer=form_of(url)), random.Random(3)
+
+    def rows(hour: int) -> list[Row]:
+        late = [Row(hour * HOUR - draw.randint(0, 90 * HOUR), draw.choice(USERS[:3]), draw.randint(-9, 9))]
+        return late + [Row(hour * HOUR + draw.randint(0, 4 * HOUR), draw.choice(USERS[:3]), at) for at in range(9)]
+
+    for hour in range(0, 48, 4):
+        job.batch(*rows(hour))
+    clock.now = 5 * DAY  # it was down for a weekend
+    with opened(url, "s") as reader:
+        check(job, reader, clock, 2 * DAY, 4 * DAY)
+        for hour in range(48, 5 * 24, 4):
+            attempt = job.attempt(*rows(hour))
+            check(job, reader, clock, clock.now - HOUR)
+            job.commit(attempt)
+            check(job, reader, clock, clock.now - HOUR)
+        assert job.newest > clock.now - 4 * HOUR
+
+
+def test_history_first_and_then_the_stream_counts_each_row_once_and_readers_never_see_less(url, opened, clock):
+    history, draw = Rolled(url, LONG, kind="timestamp", owner="of-history", serializer=form_of(url)), random.Random(5)
+    seen = 0
+
+    def batch(job: Rolled, start: int) -> Rolled:
+        """The driver dies in the middle of it; the replay has other rows."""
+        nonlocal seen
+        rows = [Row(start + draw.randint(0, DAY), draw.choice(USERS[:3]), at) for at in range(draw.randint(20, 30))]
+        job.attempt(*rows, only=USERS[:1])
+        again = job.restarted(on_new_owner=job.opening.on_new_owner)
+        again.batch(*rows[3:])
+        clock.now = start + 2 * DAY
+        check(again, reader, clock, start + DAY)
+        counted = sum(found["rows_lifetime"] for _, found in reader.scan())
+        assert counted == seen + len(rows) - 3
+        seen = counted
+        return again
+
+    history.begin()
+    with opened(url, "s") as reader:
+        for day in range(5):
+            history = batch(history, day * DAY)
+        stream = history.restarted(owner="of-stream", on_new_owner="adopt_unchecked")
+        for day in range(5, 9):
+            stream = batch(stream, day * DAY)

@@ -132,13 +132,14 @@ def get(
     A key is one argument per key column, and more keys follow in the same way. \N is null.
     """
     url, state, texts = split_place(place)
+    chosen = None if columns is None else columns.split(",")
     with open_reader(url, state) as reader:
         record = reader.ledger()
         keys = typed_keys(texts, record.keys)
         time = None if at is None else time_asked(record, at)
-        values, record, ends = reader.answer(keys, columns=None if columns is None else columns.split(","), at=time)
+        values, record, ends = reader.answer(keys, columns=chosen, at=time)
         rows = list(zip(keys, values, strict=True))
-    out.rows(record, rows)
+    out.rows(record, rows, chosen)
     if ends and ends[0] is not None and not out.as_json:
         say(f"as of {text(ends[0])}", err=True)
     out.has_failed = any(value is None for _, value in rows)

@@ -68,13 +68,13 @@ class Output:
         if not self.as_json:
             say(f"{len(rows)} {noun}")
 
-    def rows(self, ledger: LedgerRecord, rows: Rows) -> None:
+    def rows(self, ledger: LedgerRecord, rows: Rows, columns: Sequence[str] | None = None) -> None:
         """Print keys and their values: a JSON document for each, or a table of those that are there."""
         if self.as_json:
-            for row in rows_of(ledger).rows(rows):
+            for row in rows_of(ledger, columns=columns).rows(rows):
                 emit(row)
         elif present := [(key, value) for key, value in rows if value is not None]:
-            _print_rows(ledger, present)
+            _print_rows(ledger, present, columns)
 
     def note(self, text: str) -> None:
         """Print one line beside the answer."""
@@ -237,13 +237,13 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
     to.print(table)
 
 
-def _print_rows(ledger: LedgerRecord, rows: Rows) -> None:
+def _print_rows(ledger: LedgerRecord, rows: Rows, columns: Sequence[str] | None) -> None:
     """Print keys and their values as a table, or as lines with tabs where there is no terminal."""
     to = console()
     if to.is_terminal:
-        to.print(table_of(ledger, rows))
+        to.print(table_of(ledger, rows, columns))
         return
-    shown = rows_of(ledger)
+    shown = rows_of(ledger, columns=columns)
     print_row([*(key.name for key in ledger.keys), *_names(shown, rows)])
     for key, value in rows:
         print_row(shown.cells(key, value))
@@ -254,12 +254,12 @@ def title_of(text: str) -> Text:
     return Text(_shown(text), style="bold")
 
 
-def table_of(ledger: LedgerRecord, rows: Rows) -> Table:
+def table_of(ledger: LedgerRecord, rows: Rows, columns: Sequence[str] | None = None) -> Table:
     """A table of keys and their values. An absent key has no values."""
     table = Table()
     for name in (key.name for key in ledger.keys):
         table.add_column(Text(_shown(name)), overflow="fold")
-    shown = rows_of(ledger)
+    shown = rows_of(ledger, columns=columns)
     for name in _names(shown, rows):
         table.add_column(Text(_shown(name)), justify="right", overflow="fold")
     for key, value in rows:

@@ -79,6 +79,11 @@ class Opened(NamedTuple):
         """The fields that readers see. Raises UsageError for a user's own aggregator that rolling windows need."""
         return self.shown if isinstance(self.shown, Fields) else self.shown.all.fields
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of these fields."""
+        return [one.name for one in self.shown.fields] if isinstance(self.shown, Fields) else self.shown.names
+
     def decoded(self, texts: Sequence[StoreKey], unreadable: Unreadable) -> list[Any]:
         """The keys, None for what is none."""
         try:

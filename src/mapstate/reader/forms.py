@@ -94,9 +94,13 @@ class JsonRows:
         return parts + [text(part, self._kinds.get(name, "any")) for name, part in value.items()]
 
 
-def rows_of(ledger: LedgerRecord, aggregators: Mapping[str, Aggregator] | None = None) -> JsonRows:
-    """The keys and values of a state, as its readers see them. Raises UsageError as `shown_fields`."""
-    return JsonRows(ledger.keys, shown_fields(ledger, aggregators or {}), aggregators)
+def rows_of(
+    ledger: LedgerRecord,
+    aggregators: Mapping[str, Aggregator] | None = None,
+    columns: Sequence[str] | None = None,
+) -> JsonRows:
+    """The keys and values of a state, as its readers see them. ``columns``, and errors, as of `shown_fields`."""
+    return JsonRows(ledger.keys, shown_fields(ledger, aggregators or {}, columns), aggregators)
 
 
 def time_asked(ledger: LedgerRecord, given: str | int) -> Time | Literal["watermark"]:

@@ -14,7 +14,7 @@ from mapstate.aggregators.tiles import Answers
 from mapstate.errors import UnknownColumnError, UsageError, ValueOverflowError, WindowGoneError, shown
 from mapstate.keys import StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.rolling import RollingRecord
+from mapstate.protocol.rolling import RollingRecord, columns_of
 from mapstate.protocol.windows import NEVER, WindowCommit
 from mapstate.reader.times import Time, clamped, number_of_caller
 
@@ -42,27 +42,38 @@ class RollingFields:
     def __init__(self, ledger: LedgerRecord, record: RollingRecord, aggregators: Mapping[str, Aggregator]) -> None:
         self._fields = ledger.fields
         self._definition = record.definition
+        self._places = columns_of([field.name for field in ledger.fields], record.definition.windows)
         self._aggregators = aggregators
         self._chosen: dict[tuple[str, ...], Answers] = {}
 
-    @cached_property
-    def _joining(self) -> Fields:
-        return joins_of(self._fields, self._aggregators, "a rolling window joins the values of its tiles")
+    @property
+    def names(self) -> list[str]:
+        """Of all columns."""
+        return [name for name, _, _ in self._places]
 
     @cached_property
     def all(self) -> Answers:
         """All columns. Raises UsageError for a user's own aggregator that the reader lacks."""
-        return Answers(self._joining, self._definition)
+        return self._made(None)
 
     def of(self, columns: Sequence[str] | None) -> Answers:
-        """Some columns; without those that there are not."""
+        """Some columns; without those that there are not. Raises UsageError as `all`, for one that is asked for."""
         if columns is None:
             return self.all
         found = self._chosen.get(tuple(columns))
         if found is None:
             self._chosen.clear()
-            found = self._chosen[tuple(columns)] = Answers(self._joining, self._definition, columns)
+            found = self._chosen[tuple(columns)] = self._made(columns)
         return found
+
+    def _made(self, columns: Sequence[str] | None) -> Answers:
+        asked = {at for name, at, _ in self._places if columns is None or name in columns}
+        joined = [field for at, field in enumerate(self._fields) if at in asked]
+        joins = joins_of(joined, self._aggregators, "a rolling window joins the values of its tiles")
+        known: dict[str, Aggregator] = {}
+        for fields in (results_of(self._fields, self._aggregators), joins):  # the first for those that nobody asks for
+            known |= zip((field.name for field in fields.fields), fields.aggregators, strict=True)
+        return Answers(Fields(self._fields, known), self._definition, columns)
 
 
 class Asked:
@@ -151,7 +162,7 @@ class Asked:
         """The fields and plain values of some tiles. Raises ValueOverflowError, with the key."""
         answers = fields.of(self.columns)
         if self.columns is not None and len(answers.fields.fields) < len(set(self.columns)):
-            check_columns(self.state, self.columns, [field.name for field in fields.all.fields.fields])
+            check_columns(self.state, self.columns, fields.names)
         try:
             return answers.fields, answers.values(values, ends)
         except ValueOverflowError as error:
@@ -217,11 +228,13 @@ def earliest_end(record: RollingRecord) -> Time | None:
     return None if record.horizon == NEVER else clamped(definition.time(record.horizon), definition.type)
 
 
-def shown_fields(ledger: LedgerRecord, aggregators: Mapping[str, Aggregator]) -> Fields:
-    """The fields that readers see of a state. Raises UsageError as `RollingFields.all`."""
+def shown_fields(
+    ledger: LedgerRecord, aggregators: Mapping[str, Aggregator], columns: Sequence[str] | None = None
+) -> Fields:
+    """The fields that readers see of a state; of one with rolling windows, ``columns``. Raises UsageError as `all`."""
     if ledger.rolling is None:
         return results_of(ledger.fields, aggregators)
-    return RollingFields(ledger, ledger.rolling, aggregators).all.fields
+    return RollingFields(ledger, ledger.rolling, aggregators).of(columns).fields
 
 
 def check_columns(state: str, columns: Sequence[str], known: Sequence[str]) -> None:

@@ -411,9 +411,9 @@ class StateReader:
         asked.check_scan()
         self._reads.ends(self._reads.opened().ledger, asked, 1)
         if asked.columns is not None:
-            known = [field.name for field in self._reads.opened().fields.fields]
+            known = self._reads.opened().columns
             if not set(asked.columns) <= set(known):
-                known = [field.name for field in self._reads.opened(newest=True).fields.fields]
+                known = self._reads.opened(newest=True).columns
             check_columns(self._state, asked.columns, known)
         return asked
 
