@@ -7,7 +7,7 @@ the wrong way, and name what it replaces: the module, and the name in it, with a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -62,10 +62,6 @@ def _pool_by_hand(run: Any) -> Any:
         return run(access, default, batch_id) if is_own else QueryRun(default, None)
 
     return known_by_thread
-
-
-def _calls_not_counted(_of: Any) -> Any:
-    return lambda _calls, _batch: nullcontext()
 
 
 def _part_kept(_take_back: Any) -> Any:
@@ -203,7 +199,12 @@ MUTANTS = [
         "_ClassicAccess.run",
         _pool_by_hand,
     ),
-    Mutant("a second part of a batch is taken for its replay", _BATCH, "_Calls.of", _calls_not_counted),
+    Mutant(
+        "a second part of a batch is taken for its replay",
+        "mapstate.spark.driver.calls",
+        "Calls.note_second",
+        _always(None),
+    ),
     Mutant("a part that counts is not taken back", "mapstate.protocol.ledgers", "Ledgers.take_back", _part_kept),
     Mutant("a batch that counts in part is taken for whole", _TRANSITIONS, "begin", _mark_not_checked),
     Mutant(

@@ -254,7 +254,7 @@ class PartsSteps:
         return state.with_driver(at, driver.gone())
 
     def _call(self, state: _State, at: int, driver: _Driver) -> Iterator[tuple[Label, _State]]:
-        """See `_Calls`: whether this run has given another part of the batch before."""
+        """See `Calls`: whether this run has given another part of the batch before."""
         protocol, batch = self.protocol, driver.batch
         if batch >= self.world.batches:
             return

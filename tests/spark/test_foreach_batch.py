@@ -26,7 +26,7 @@ from mapstate.operations.checkpoint import rewind
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.spark import StateUpdater, Topology, with_empty_batches
-from mapstate.spark.driver.batch import _calls_of
+from mapstate.spark.driver.calls import _calls_of
 
 pytestmark = pytest.mark.spark
 

@@ -13,31 +13,34 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from threading import RLock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mapstate.batch_report import FinishedBatch, Span
-from mapstate.errors import FencedError, MissingBatchesError, UsageError
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, now
+from mapstate.errors import FencedError, StoreUnavailableError, UsageError
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.spark.driver import repeats
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.access_interface import Access, QueryRun, has_ended
 from mapstate.spark.driver.apply import AttemptResult
+from mapstate.spark.driver.calls import Calls, calls_of_run, in_parts, others_had_parts
 from mapstate.spark.driver.executors import check_executors
-from mapstate.spark.driver.frames import Frames
+from mapstate.spark.driver.frames import Frames, SentRows
 from mapstate.spark.driver.job import Follower, StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_passed
 from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.state import StateDriver
+from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+T = TypeVar("T")
 
 _log = logging.getLogger("mapstate")
 
@@ -50,9 +53,11 @@ class BatchDriver:
         self._feeds_from_source = feeds_from_source  # and not of what another state emits
         self._states = [(branch.make_driver or StateDriver)(branch) for branch in plan.branches]
         self._specs = [state.spec for state in self._states]
+        self._max_attempts = max((spec.max_attempts for spec in self._specs), default=1)
         self._frames = Frames(plan)
         self._quarantine = None if plan.quarantine is None else Quarantine(plan.quarantine)
         self._planned = PlannedBatches()
+        self._calls: tuple[QueryRun, Calls] | None = None
         self._open: tuple[QueryRun, Ledgers] | None = None
 
     @property
@@ -66,34 +71,45 @@ class BatchDriver:
         Raises LedgerError where the protocol refuses, DataError, StoreError, and Spark's own errors; then nothing of
         the batch counts, unless it is raised after the commit.
         """
-        for state in self._states:
-            state.start_clock()
+        began = time.monotonic()
         access = access_of(batch_df)
         run = access.run(self._plan.stream, batch_id)
-        policy = RetryPolicy(self._specs, access.may_go_on, sets_aside=self._quarantine is not None)
-        specs = self._specs or [branch.job.spec for branch in repeats.branches_of(self._plan)]
-        calls = _Calls()
-        if run.run_id is not None and self._feeds_from_source and specs:
-            calls = _calls_of_run(run, tuple((repr(spec.backend), spec.state) for spec in specs))
-        batch = _Batch(batch_df, batch_id, run, access, policy, calls)
+        calls = self._calls_of(run)
+        sets_aside = self._quarantine is not None
+        batch = _Batch(batch_df, batch_id, run, access, calls, self._specs, sets_aside=sets_aside, began=began)
         try:
-            with calls.of(batch):
+            with calls.lock:
+                before, calls.last = calls.last, batch_id
+                if before == batch_id and calls.in_parts is None:
+                    calls.note_second(batch_df)
                 try:
                     self._run(batch, upstream_txid)
+                    calls.failed = calls.frame = None
                 except BaseException as error:
-                    opened = self._open
-                    if run.run_id is not None:
-                        self._open = None  # Spark ends a query that raised; the next call is another start
-                    if opened is not None and opened[0] == run:  # else it failed before this run opened its ledgers
-                        repeats.give_up(opened[1], error)
+                    self._give_up(run, error)
+                    calls.note_failed(error, batch_df, before, access)
                     raise
         finally:
             if calls.in_parts == batch_id and not access.is_over():
-                # The others may have had one part each, and no second one will tell.
-                with ExitStack() as every:  # also where a store fails for one of them
-                    for (run_id, _), other in list(_calls_of.get(run.query_id, {}).items()):
-                        if run_id == run.run_id and other is not calls:
-                            every.callback(other.had_parts, batch)
+                others_had_parts(run, calls, batch.ask)
+
+    def _calls_of(self, run: QueryRun) -> Calls:
+        """The calls of this run for the same states; those by hand, and of a state that follows, are by themselves."""
+        if run.run_id is None or not self._feeds_from_source:
+            return Calls()
+        if self._calls is None or self._calls[0] != run:
+            specs = self._specs or [branch.job.spec for branch in repeats.branches_of(self._plan)]
+            if not specs:
+                return Calls()
+            self._calls = run, calls_of_run(run, tuple((repr(spec.backend), spec.state) for spec in specs))
+        return self._calls[1]
+
+    def _give_up(self, run: QueryRun, error: BaseException) -> None:
+        opened = self._open
+        if run.run_id is not None:
+            self._open = None  # Spark ends a query that raised; the next call is another start
+        if opened is not None and opened[0] == run:  # else it failed before this run opened its ledgers
+            repeats.give_up(opened[1], error)
 
     def _run(self, batch: _Batch, upstream_txid: int | None) -> None:
         for state in self._states:
@@ -109,14 +125,17 @@ class BatchDriver:
         attempts = self._repeat(batch, ledgers, done) if done else [one for one in answers if isinstance(one, Attempt)]
         if not attempts:
             return
-        with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
+        with self._evaluated(batch.df) as rows:
             results = self._until_committed(batch, rows, ledgers, attempts)
             if results is None:
                 return
             try:
-                for state, result, record in zip(self._states, results, ledgers.records, strict=True):
-                    state.emit(result.new_values, batch.batch_id)
-                    state.emit_fired(batch.df, record, record.last_commit, batch.batch_id)
+                for i, (state, result) in enumerate(zip(self._states, results, strict=True)):
+                    if result.new_values is not None:
+                        state.emit(result.new_values, batch.batch_id)
+                    if state.branch.fired:
+                        record = ledgers.ledgers[i].record
+                        state.emit_fired(batch.df, record, record.last_commit, batch.batch_id)
             finally:
                 _release(results)
             self._call_after_commit(rows, batch.batch_id)
@@ -130,7 +149,7 @@ class BatchDriver:
             self._quarantine.list_kept(batch.df, run.query_id, batch_id)
         if opened is not None:
             ledgers = opened
-            answers = batch.policy.requests.ask(lambda: ledgers.begin(batch_id, plan))
+            answers = batch.ask(ledgers.begin, batch_id, plan)
         else:
             if batch.access.is_over():
                 raise has_ended()
@@ -162,15 +181,15 @@ class BatchDriver:
         """
         while True:
             results: list[AttemptResult] = []
-            for state, record in zip(self._states, ledgers.records, strict=True):
+            records = ledgers.records
+            for state, record in zip(self._states, records, strict=True):
                 state.set_batch(record)
             try:
                 with batch.timed("attempt"):
-                    with self._frames.of_branches(rows, batch.batch_id) as frames:
-                        each = zip(self._states, frames, ledgers.records, attempts, strict=True)
-                        for state, sent, record, attempt in each:
+                    with self._of_branches(rows, batch.batch_id) as frames:
+                        for state, sent, record, attempt in zip(self._states, frames, records, attempts, strict=True):
                             results.append(state.attempt(sent, record, attempt))
-                    commits = self._commit(batch, ledgers, attempts, results)
+                    commits = self._commit(batch, ledgers, records, attempts, results)
             except Exception as error:
                 _release(results)
                 decision = batch.policy.after(error)
@@ -188,20 +207,37 @@ class BatchDriver:
                 self._report(batch, commits, results, None)
                 return results
 
+    @property
+    def _is_plain(self) -> bool:
+        """Whether the rows of a batch go to one state as they are."""
+        plan = self._plan
+        return len(plan.branches) == 1 and not plan.branches[0].steps and not plan.after_commit and not self._quarantine
+
+    def _evaluated(self, frame: DataFrame) -> AbstractContextManager[DataFrame]:
+        return nullcontext(frame) if self._is_plain else self._frames.evaluated(frame, self._max_attempts)
+
+    def _of_branches(self, rows: DataFrame, batch_id: int) -> AbstractContextManager[list[SentRows]]:
+        return nullcontext([(rows, None)]) if self._is_plain else self._frames.of_branches(rows, batch_id)
+
     def _begin_anew(self, batch: _Batch, ledgers: Ledgers) -> list[Attempt]:
-        answers = batch.policy.requests.ask(lambda: ledgers.begin(batch.batch_id, self._planned.plan))
+        answers = batch.ask(ledgers.begin, batch.batch_id, self._planned.plan)
         attempts = [attempt for attempt in answers if isinstance(attempt, Attempt)]
         if len(attempts) < len(answers):
             raise FencedError(f"batch {batch.batch_id} was committed by another driver meanwhile")
         return attempts
 
     def _commit(
-        self, batch: _Batch, ledgers: Ledgers, attempts: Sequence[Attempt], results: Sequence[AttemptResult]
+        self,
+        batch: _Batch,
+        ledgers: Ledgers,
+        records: Sequence[LedgerRecord],
+        attempts: Sequence[Attempt],
+        results: Sequence[AttemptResult],
     ) -> list[Commit]:
         """Commits the batch in all states, or raises: the next begin rolls back the states that were committed."""
         at, commits = now(), []
         offsets: dict[tuple[str, str | None] | None, str | None] = {}  # mostly one for all, and files are read for it
-        for attempt, record, result in zip(attempts, ledgers.records, results, strict=True):
+        for attempt, record, result in zip(attempts, records, results, strict=True):
             last = record.last_commit
             before = None if last is None else (last.owner, last.offsets)
             if before not in offsets:
@@ -219,9 +255,8 @@ class BatchDriver:
                 windows=result.window_commit,
             )
             commits.append(commit)
-        panes = [result.panes for result in results]
         with batch.timed("commit"):
-            batch.policy.requests.ask(lambda: ledgers.commit(commits, panes))
+            batch.ask(ledgers.commit, commits, [result.panes for result in results])
         return commits
 
     def _set_aside(self, batch: _Batch, rows: DataFrame, ledgers: Ledgers) -> None:
@@ -230,11 +265,11 @@ class BatchDriver:
         directory = self._quarantine.place(batch.run.query_id, batch.batch_id)
         _log.exception(
             "batch %d of %s failed in %d attempts; it is to count as empty, with its rows in %s",
-            *(batch.batch_id, self._plan.stream, batch.policy.attempt, directory),
+            *(batch.batch_id, self._plan.stream, batch.attempt, directory),
         )
         attempts = self._begin_anew(batch, ledgers)  # first: the batch may be another driver's by now
         self._quarantine.keep(rows, directory)
-        commits = self._commit(batch, ledgers, attempts, [AttemptResult([], None)] * len(attempts))
+        commits = self._commit(batch, ledgers, ledgers.records, attempts, [AttemptResult([], None)] * len(attempts))
         self._report(batch, commits, [None] * len(attempts), directory)
         repeats.emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch.batch_id)
 
@@ -243,7 +278,7 @@ class BatchDriver:
     ) -> None:
         passed = offsets_passed(self._planned.plan) if self._feeds_from_source else None
         reports = {
-            state.spec.state: state.report(commit, batch.policy.attempt, result, passed)
+            state.name: state.report(commit, batch.attempt, result, passed, batch.began)
             for state, commit, result in zip(self._states, commits, results, strict=True)
         }
         spans = tuple(batch.spans)
@@ -270,8 +305,8 @@ class BatchDriver:
         repeat.set_batch()
         if directory is not None or by_hand or not self._feeds_from_source:
             batch.df.write.format("noop").mode("overwrite").save()  # operators of Spark's own with state commit it, too
-        elif repeat.has_more(self._frames, batch.policy.max_attempts):
-            attempts = repeat.begin_anew(batch.calls.take_back, batch.policy, self._planned.plan)
+        elif repeat.has_more(self._frames, self._max_attempts):
+            attempts = repeat.begin_anew(batch.calls.take_back, batch.ask, self._planned.plan)
             if attempts:
                 return attempts
         _log.info("batch %d of %s is committed already, nothing is written", batch.batch_id, self._plan.stream)
@@ -290,11 +325,11 @@ class BatchDriver:
             raise has_ended()
         if self._states and batch.calls.ledgers is None and batch.batch_id == of:  # each call before has failed
             self._begin(batch, upstream_txid)
-        return repeats.in_parts(self._plan.stream, of, is_taken_back=batch.calls.take_back(of, batch.policy))
+        return in_parts(self._plan.stream, of, is_taken_back=batch.calls.take_back(of, batch.ask))
 
     def _call_after_commit_alone(self, batch: _Batch) -> None:
         batch.calls.plan = self._plan
-        with self._frames.evaluated(batch.df, batch.policy.max_attempts) as rows:
+        with self._frames.evaluated(batch.df, self._max_attempts) as rows:
             self._call_after_commit(rows, batch.batch_id)
 
     def _call_after_commit(self, rows: DataFrame, batch_id: int) -> None:
@@ -307,17 +342,39 @@ class BatchDriver:
                 drivers[id(consumer.branch)].pass_on(consumer.function, rows, batch_id)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Batch:
-    """One foreachBatch call."""
+    """One foreachBatch call. ``policy`` is made when something fails."""
 
     df: DataFrame
     batch_id: int
     run: QueryRun
     access: Access
-    policy: RetryPolicy
-    calls: _Calls
+    calls: Calls
+    specs: Sequence[StateSpec]
+    sets_aside: bool
+    began: float
     spans: list[Span] = field(default_factory=list)
+    _policy: RetryPolicy | None = None
+
+    @property
+    def policy(self) -> RetryPolicy:
+        if self._policy is None:
+            self._policy = RetryPolicy(self.specs, self.access.may_go_on, sets_aside=self.sets_aside)
+        return self._policy
+
+    @property
+    def attempt(self) -> int:
+        """The number of the present attempt."""
+        return 1 if self._policy is None else self._policy.attempt
+
+    def ask(self, request: Callable[..., T], *arguments: Any) -> T:
+        """Return the reply of a store to a request that may be repeated, for as long as the patience lasts."""
+        try:
+            return request(*arguments)
+        except StoreUnavailableError as error:
+            self.policy.requests.wait(error)
+        return self.policy.requests.ask(partial(request, *arguments))
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -332,77 +389,8 @@ class _Batch:
             self.spans.append(Span(name=name, began=began, ended=time.time_ns(), error=error))
 
 
-class _Calls:
-    """The calls of one run for the same states, one at a time, whichever thread and whichever object makes them.
-
-    ``in_parts``  the batch for which two calls came, and the first was not made again: the run's calls are refused
-    ``ledgers``   those that a call has opened last, of the states in ``plan``; None where it has none of its own
-    """
-
-    def __init__(self, *, of_run: bool = False) -> None:
-        self._of_run = of_run
-        self.in_parts: int | None = None
-        self.ledgers: Ledgers | None = None
-        self.plan = StreamPlan("")
-        self._lock = RLock()
-        self._last: int | None = None  # the batch of the last call
-        self._failed: tuple[int, str] | None = None  # the first call that failed since one has ended
-        self._again: DataFrame | None = None  # of the last call, if it failed
-
-    @contextmanager
-    def of(self, batch: _Batch) -> Iterator[None]:
-        """Around one call."""
-        with self._lock:
-            last, failed, again = self._last, self._failed, self._again
-            is_again = again is not None and (again is batch.df or again.sameSemantics(batch.df))
-            if last == batch.batch_id and self.in_parts is None and not is_again:
-                self.in_parts = batch.batch_id
-            self._last = batch.batch_id
-            try:
-                yield
-            except BaseException as error:
-                self._failed, self._again = failed or (batch.batch_id, type(error).__name__), batch.df
-                if isinstance(error, MissingBatchesError) and error.facts.get("found") == batch.batch_id:
-                    due = error.facts["expected"]
-                    if failed is not None and failed[0] == due:
-                        raise repeats.swallowed(error, failed[1]) from error
-                    if failed is None and (last == due - 1 or (last is None and self._was_there(batch, due))):
-                        raise repeats.left_out(error) from error
-                raise
-            self._failed = self._again = None
-
-    def _was_there(self, batch: _Batch, due: int) -> bool:
-        """Whether the run had a batch already, before its first call."""
-        return self._of_run and batch.access.first_batch() <= due
-
-    def take_back(self, batch_id: int, policy: RetryPolicy, *, may_roll_back: bool = True) -> bool:
-        """Undo or mark what counts of a batch that came in parts; returns whether nothing is left of it."""
-        back = partial(repeats.take_back, self.ledgers, self.plan, batch_id, may_roll_back=may_roll_back)
-        return policy.requests.ask(back)
-
-    def had_parts(self, batch: _Batch) -> None:
-        """Another state of this run was given the batch in parts, so these may have been, too: the run is refused."""
-        with self._lock:
-            if self._last == batch.batch_id and self.in_parts is None:
-                self.in_parts = batch.batch_id
-                self.take_back(batch.batch_id, batch.policy)
-
-
-Stores = tuple[tuple[str, str], ...]  # of a driver's states, with their names
-
-_calls_of: dict[str, dict[tuple[str | None, Stores], _Calls]] = {}
-"""By the query; of its last run alone, because what has failed keeps a DataFrame."""
-
-
-def _calls_of_run(run: QueryRun, stores: Stores) -> _Calls:
-    known, key = _calls_of.setdefault(run.query_id, {}), (run.run_id, stores)
-    if key not in known:
-        for other in [each for each in list(known) if each[0] != run.run_id]:
-            known.pop(other, None)
-    return known.setdefault(key, _Calls(of_run=True))
-
-
 def _release(results: Sequence[AttemptResult]) -> None:
     for result in results:
-        with suppress(Exception):
-            result.release()
+        if result.new_values is not None:
+            with suppress(Exception):
+                result.release()

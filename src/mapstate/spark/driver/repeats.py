@@ -9,24 +9,22 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mapstate import errors
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import opened
 from mapstate.batch_report import BatchReport, FinishedBatch
-from mapstate.errors import StaleBatchError, UsageError
+from mapstate.errors import StaleBatchError
 from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.ways_back import can_all_roll_back
-from mapstate.spark.driver.access_interface import FUNCTION_PAGE
 from mapstate.spark.driver.frames import Frames, through
 from mapstate.spark.driver.job import Branch, Downstream, Follower, StreamPlan
 from mapstate.spark.driver.new_values import new_values_frame, new_values_type, read_back
-from mapstate.spark.driver.retry_policy import RetryPolicy
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spec import StateSpec
 
@@ -103,13 +101,15 @@ class Repeat:
         for state, record, state_done in zip(self.states, self.ledgers.records, self.done, strict=True):
             state.set_batch(record, state_done)
 
-    def begin_anew(self, take_back: Callable[..., bool], policy: RetryPolicy, plan: BatchPlan | None) -> list[Attempt]:
+    def begin_anew(
+        self, take_back: Callable[..., bool], ask: Callable[..., Any], plan: BatchPlan | None
+    ) -> list[Attempt]:
         """Takes back or marks what counts, and begins the batch anew. Raises IncompleteBatchError behind a mark.
 
         Empty where ``on_gap`` accepts the mark.
         """
-        take_back(self.batch_id, policy, may_roll_back=self._may_roll_back)
-        answers = policy.requests.ask(lambda: self.ledgers.begin(self.batch_id, plan))
+        take_back(self.batch_id, ask, may_roll_back=self._may_roll_back)
+        answers = ask(self.ledgers.begin, self.batch_id, plan)
         return [attempt for attempt in answers if isinstance(attempt, Attempt)]
 
     def has_more(self, frames: Frames, max_attempts: int) -> bool:
@@ -256,38 +256,6 @@ def branches_of(plan: StreamPlan) -> Iterator[Branch]:
 
 def _followers(functions: Iterable[Downstream | Follower]) -> list[Branch]:
     return [one.branch for one in functions if isinstance(one, Follower) and one.branch is not None]
-
-
-def in_parts(stream: str, of: int, *, is_taken_back: bool) -> UsageError:
-    """The error of a run that has given batch ``of`` in parts."""
-    counts = "was taken back: nothing of the batch counts" if is_taken_back else "counts, and the next start says so"
-    return UsageError(
-        f"batch {of} was given to the stream {stream!r} twice in one run. What came first {counts}. Union the parts, "
-        "or make each a stream of its own, and start again; this run's batches are refused. "
-        f"{FUNCTION_PAGE}"
-    )
-
-
-def left_out(error: errors.MissingBatchesError) -> errors.MissingBatchesError:
-    """The error of a run whose function has made no call for batches."""
-    due, found = error.facts["expected"], error.facts["found"]
-    return errors.MissingBatchesError(
-        f"the foreachBatch function did not call state {error.facts['state']!r} for batches {due} to {found - 1}, and "
-        f"calls it for batch {found}. Nothing was written. Call it for every batch, as with_empty_batches does, and "
-        f"rewind the checkpoint, or start once with on_gap='accept'. {FUNCTION_PAGE}",
-        **error.facts,
-    )
-
-
-def swallowed(error: errors.MissingBatchesError, name: str) -> errors.MissingBatchesError:
-    """The error of a run whose function went on after a call that raised the error ``name``."""
-    due, found = error.facts["expected"], error.facts["found"]
-    return errors.MissingBatchesError(
-        f"the call of state {error.facts['state']!r} for batch {due} failed ({name}), the foreachBatch function went "
-        f"on, and Spark brings batch {found}. Nothing was written. Let the function raise the error, and rewind the "
-        f"checkpoint (mapstate rewind). {FUNCTION_PAGE}",
-        **error.facts,
-    )
 
 
 def give_up(ledgers: Ledgers, error: BaseException) -> None:

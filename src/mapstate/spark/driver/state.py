@@ -44,15 +44,13 @@ class StateDriver:
         self.branch = branch
         self.job = branch.job
         self.spec = branch.job.spec
+        self.name = self.spec.state
         self.committed_as: int | None = None
         self._store: Any = None
         self._grouping: Grouping | None = None
-        self._started = 0.0
+        self._key_order = self.spec.key_order
+        self._on_driver = self.spec.is_applied_on_driver
         self._small_batches = 0  # in a row, of those that were committed last
-
-    def start_clock(self) -> None:
-        """A foreachBatch call has begun."""
-        self._started = time.monotonic()
 
     def open(self) -> Any:
         """The store. Once in each run of a query."""
@@ -62,7 +60,7 @@ class StateDriver:
     def open_request(self, owner: str) -> OpenRequest:
         """What this job asks of the state's ledger."""
         return OpenRequest(
-            state=self.spec.state,
+            state=self.name,
             type=self.spec.type,
             serializer=self.spec.serializer,
             keys=self.job.keys,
@@ -79,10 +77,10 @@ class StateDriver:
         for name, expected in self.job.columns.items():
             if found.get(name) != expected:
                 raise StateSchemaError(
-                    f"state {self.spec.state!r}: the batch brings the column {name!r} as "
+                    f"state {self.name!r}: the batch brings the column {name!r} as "
                     f"{found.get(name, 'nothing')}, the stream given to newStream had it as {expected}. Nothing was "
                     "written.",
-                    state=self.spec.state,
+                    state=self.name,
                     found=found.get(name),
                     expected=expected,
                 )
@@ -104,7 +102,8 @@ class StateDriver:
         missing.
         """
         frame, rows_sent = sent
-        self.check_columns(frame)
+        if self.branch.steps:  # else they are the batch's own, which were checked before it began
+            self.check_columns(frame)
         frame = self.keyed(frame)
         task, grouping = self._task(frame, record, attempt)
         rows = grouping.of(frame)
@@ -118,8 +117,8 @@ class StateDriver:
         return result
 
     def _applied(self, rows: DataFrame, task: BatchTask, grouping: Grouping) -> AttemptResult:
-        order = self.spec.key_order
-        if self.spec.is_applied_on_driver:
+        order = self._key_order
+        if self._on_driver:
             return apply_on_driver(grouping.in_order(rows, order), task, grouping)
         if self._small_batches >= SMALL_IN_A_ROW:
             if grouping.is_collected and self.spec.may_be_applied_on_driver:
@@ -166,9 +165,9 @@ class StateDriver:
                 raise report.error.rebuild()
         if any(report.lost_claim for report in result.reports):
             raise IncompleteBatchError(
-                f"state {self.spec.state!r}: a task of batch {batch_id} ran twice, so this attempt does not count. Is "
+                f"state {self.name!r}: a task of batch {batch_id} ran twice, so this attempt does not count. Is "
                 "speculation on, or do executors keep dying? max_attempts in the spec allows more attempts.",
-                state=self.spec.state,
+                state=self.name,
                 batch_id=batch_id,
             )
         rows_in = sum(report.rows_in for report in result.reports)
@@ -176,20 +175,26 @@ class StateDriver:
         rows_sent = rows_in if result.rows_sent is None else result.rows_sent
         if rows_in != result.rows or len(set(partitions)) != len(partitions) or rows_sent != rows_in:
             raise IncompleteBatchError(
-                f"state {self.spec.state!r}: {rows_sent} rows of batch {batch_id} were sent, {rows_in} arrived, and "
+                f"state {self.name!r}: {rows_sent} rows of batch {batch_id} were sent, {rows_in} arrived, and "
                 f"{result.rows} are accounted for by {len(partitions)} tasks of {len(set(partitions))} partitions. "
                 "Nothing was committed.",
-                state=self.spec.state,
+                state=self.name,
                 found=result.rows,
                 expected=rows_sent,
             )
 
-    def report(self, commit: Commit, number: int, result: AttemptResult | None, passed: int | None) -> BatchReport:
+    def report(
+        self, commit: Commit, number: int, result: AttemptResult | None, passed: int | None, began: float
+    ) -> BatchReport:
         """Reports the batch, which is committed: no error of a report may fail it. No result: it counts as empty."""
         self.committed_as = commit.txid
         self._small_batches = self._small_batches + 1 if commit.keys <= MOST_SMALL else 0
-        report = msgspec.structs.replace(self.make_report(commit, number, result), offsets_passed=passed)
-        state = self.spec.state
+        report = msgspec.structs.replace(
+            self.make_report(commit, number, result),
+            offsets_passed=passed,
+            milliseconds=int((time.monotonic() - began) * 1000),
+        )
+        state = self.name
         _log.info(
             "state %s: batch %d committed as txid %d: attempt %d, %d rows%s, %d keys, %d read, %d written, %d skipped, "
             "%d ms, at %s",
@@ -225,16 +230,14 @@ class StateDriver:
             keys_cached=0,
             keys_written=commit.keys - skipped,
             keys_skipped=skipped,
-            milliseconds=int((time.monotonic() - self._started) * 1000),
+            milliseconds=0,
             at=commit.at,
             partitions=len(tasks),
             rows_sent=None if result is None else result.rows_sent,
         )
 
-    def emit(self, new_values: DataFrame | None, batch_id: int) -> None:
+    def emit(self, new_values: DataFrame, batch_id: int) -> None:
         """Calls what lies downstream with the batch's new values."""
-        if new_values is None:
-            return
         plain = new_values.drop(*(name for name in new_values.columns if name.startswith(INSIDE)))
         for function in self.branch.downstream:
             self.pass_on(function, new_values if _wants_old(function) else plain, batch_id)
