@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
-from mapstate.protocol import following, joint
+from mapstate.protocol import following, joint, transitions
 from mapstate.protocol.ledger_record import AlreadyCommitted, LedgerRecord, OpenRequest
 from mapstate.protocol.plans import BatchPlan
 from mapstate.schema import OnNewOwner, StateType
@@ -152,7 +152,9 @@ class TogetherProtocol(Protocol):
 
     def even(self, ledgers: list[LedgerRecord], sessions: list[str], batch: int) -> list[LedgerRecord]:
         """See `joint.reconcile` and `following.check_adopted`."""
-        even = joint.reconcile(ledgers, sessions, batch)
+        for ledger, session in zip(ledgers, sessions, strict=True):
+            transitions.check_session(ledger, session)
+        even = joint.reconcile(ledgers, batch)
         following.check_adopted(even, ["refuse"] * len(even))
         return even
 

@@ -76,7 +76,8 @@ class SerializedMap:
 
     def multi_put(self, keys: Sequence[Any], records: Sequence[Any]) -> None:
         """See `IBackingMap.multi_put`. Raises SerializationError before anything is written."""
-        check_lengths(keys, records, "records")
+        if len(keys) != len(records):
+            check_lengths(keys, records, "records")
         stored = self._codec.dumps(records)
         if self._room is not None:
             self._room.learn(stored)

@@ -9,13 +9,12 @@ from collections.abc import Sequence
 
 from mapstate.errors import RollbackError
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
-from mapstate.protocol.transitions import check_session
 from mapstate.protocol.ways_back import rollback
 
 _NEVER = 1 << 63  # above all batch ids
 
 
-def reconcile(ledgers: Sequence[LedgerRecord], sessions: Sequence[str], batch_id: int) -> list[LedgerRecord]:
+def reconcile(ledgers: Sequence[LedgerRecord], batch_id: int) -> list[LedgerRecord]:
     """Roll back those ledgers of a topology that are one batch ahead of the others. Call it before `begin`.
 
     A ledger is ahead if a driver died between its commit and that of another store, or an operator rolled the others
@@ -25,12 +24,9 @@ def reconcile(ledgers: Sequence[LedgerRecord], sessions: Sequence[str], batch_id
         The ledgers in the same order.
 
     Raises:
-        FencedError: Another driver has opened one of them.
         RollbackError: A ledger that is ahead cannot be rolled back.
 
     """
-    for ledger, session in zip(ledgers, sessions, strict=True):
-        check_session(ledger, session)
     return [_rolled_back(ledger, ledgers) if _is_ahead(ledger, ledgers, batch_id) else ledger for ledger in ledgers]
 
 

@@ -214,7 +214,9 @@ class Ledgers:
         sessions, on_gaps = [ledger.session for ledger in self.ledgers], [ledger.on_gap for ledger in self.ledgers]
         for ledger, record in zip(self.ledgers, records, strict=True):
             ledger.check_not_put_back(record, batch_id)
-        reconciled = joint.reconcile(records, sessions, batch_id)
+        for record, session in zip(records, sessions, strict=True):
+            transitions.check_session(record, session)
+        reconciled = list(records) if len(records) == 1 else joint.reconcile(records, batch_id)
         if any(record.is_adopted for record in reconciled):
             following.check_adopted(reconciled, on_gaps)
             for ledger, record in zip(self.ledgers, reconciled, strict=True):

@@ -118,7 +118,8 @@ def _is_younger(plan: BatchPlan, commit: Commit) -> bool:
 
 def last_own(ledger: LedgerRecord) -> Commit | None:
     """The last commit, if it is the present owner's. Another query's batch ids and offsets cannot be compared."""
-    return None if ledger.is_adopted else ledger.last_commit
+    last = ledger.last_commit
+    return None if last is None or last.owner != ledger.owner else last
 
 
 def plan_of(commit: Commit, previous: Commit | None) -> PlanDigest | None:

@@ -12,7 +12,6 @@ from operator import itemgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from mapstate.errors import LedgerLostError, StaleBatchError
-from mapstate.keys import contains_none
 
 V = TypeVar("V")
 
@@ -110,7 +109,7 @@ class CommitView:
         """
         last = -1 if self.last is None else self.last
         start = max(self.floor, self.first_txid)
-        present = [record for record in records if record is not None] if contains_none(records) else records
+        present = records if all(records) else [record for record in records if record is not None]
         if not present:
             return [None] * len(records)
         txids = set(map(_TXID, present))

@@ -78,7 +78,7 @@ def begin(
     check_session(ledger, session)
     if ledger.seed is not None:
         raise missing_batches(ledger, batch_id, 0, accept=False) if batch_id else being_seeded(ledger)
-    if is_replanned(ledger, batch_id, plan):
+    if batch_id < ledger.owners[ledger.owner] and is_replanned(ledger, batch_id, plan):
         check_replanned(ledger, batch_id, plan)
         ledger = rollback(ledger)
     last = ledger.last_commit
@@ -102,6 +102,7 @@ def begin(
                 raise missing_batches(ledger, batch_id, due)
             check_follows(ledger, batch_id, plan)
         txid, next_txid = ledger.next_txid, ledger.next_txid + 1
+    view = ledger.view()
     after = msgspec.structs.replace(
         after_failed_attempt(ledger),
         next_txid=next_txid,
@@ -117,7 +118,7 @@ def begin(
         changes=None if ledger.changes is None else ledger.changes.begun(ledger.last_txid),
         rolling=None if ledger.rolling is None else ledger.rolling.begun(ledger.last_windows()),
     )
-    return after, Attempt(batch_id, txid, ledger.view(), after.fence())
+    return after, Attempt(batch_id, txid, view, after.fence())
 
 
 def _already_committed(ledger: LedgerRecord, batch_id: int, due: int) -> AlreadyCommitted:

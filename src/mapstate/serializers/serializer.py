@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import msgspec
 
 from mapstate.errors import CorruptRecordError, SerializationError, cut, shown
-from mapstate.keys import contains_none
 from mapstate.schema import Field, StateType
 from mapstate.serializers.tiles import TileLayout
 from mapstate.serializers.value_types import TXID, Array, Convert, WireForm, each, from_wire, to_wire, wire_type
@@ -94,7 +93,7 @@ class RecordCodec:
                 return self._each(load, keys, data)
         decode, into = self._now.decode, self._now.into
         try:
-            if not contains_none(data):  # no Python code per record, if none has to be converted
+            if all(data) or None not in data:  # no Python code per record, if none has to be converted
                 decoded = map(decode, data)
                 return list(decoded) if into is None else list(map(into, decoded))
             if into is None:

@@ -14,7 +14,7 @@ from redis.connection import Connection, ConnectionPool
 
 from mapstate.backends.redis.problems import DRIVER_ERRORS, problem_of
 from mapstate.backends.redis.settings import RedisSettings, new_pool
-from mapstate.backends.redis.wire import DISCARD, EXEC, MULTI, UNWATCH, commands
+from mapstate.backends.redis.wire import DISCARD, EXEC, MULTI, UNWATCH
 from mapstate.backing_map import Backend
 from mapstate.errors import MapStateError, StoreError
 from mapstate.retry import Retries, retried
@@ -138,18 +138,18 @@ class Server:
             raise
         return found
 
-    def watch(self, key: bytes, more: bytes = b"", replies: int = 0, *, optional: int = 0) -> _Watched:
-        """WATCH ``key``, GET it, and send ``more``: one round trip. The connection is the caller's. No retry.
+    def watch(self, watching: bytes, more: bytes = b"", replies: int = 0, *, optional: int = 0) -> _Watched:
+        """Send WATCH and GET of a key, as `watching` packs them, and ``more``: one round trip. No retry.
 
-        MULTI and DISCARD come first, to find an ACL that forbids MULTI before there is anything to write: the server
-        runs what follows a refused MULTI at once, unguarded.
+        The connection is the caller's. MULTI and DISCARD come first, to find an ACL that forbids MULTI before there is
+        anything to write: the server runs what follows a refused MULTI at once, unguarded.
         """
-        conn, asked = self.take(), MULTI + DISCARD + commands((b"WATCH", key), (b"GET", key)) + more
-        return conn, self.exchange(conn, asked, 4 + replies, optional=optional)[3:]
+        conn = self.take()
+        return conn, self.exchange(conn, MULTI + DISCARD + watching + more, 4 + replies, optional=optional)[3:]
 
-    def watched(self, key: bytes, more: bytes = b"", replies: int = 0, *, optional: int = 0) -> _Watched:
+    def watched(self, watching: bytes, more: bytes = b"", replies: int = 0, *, optional: int = 0) -> _Watched:
         """`watch`, retried."""
-        return self.retrying(lambda: self.watch(key, more, replies, optional=optional))
+        return self.retrying(lambda: self.watch(watching, more, replies, optional=optional))
 
     def unwatch(self, conn: Connection) -> None:
         """End the WATCH and release the connection."""

@@ -109,7 +109,7 @@ class Layout(ABC):
         if max(kinds) > self._limit:
             self.check_sizes("the record of key", keys.keys, values)
         starts = {size: b"\r\n$%d\r\n" % size for size in kinds}
-        return [start + b"\r\n$"] * len(keys), keys.words(), list(map(starts.__getitem__, lengths)), values
+        return [start + b"\r\n$"] * len(lengths), keys.words(), list(map(starts.__getitem__, lengths)), values
 
     def check_rewritten(self, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
         """Raises TooLargeError for a record above the limit that is not removed."""
@@ -174,7 +174,7 @@ class StringLayout(Layout):
         self._expiry = expiry
 
     def get(self, keys: PackedKeys) -> bytes:
-        return b"*%d\r\n$4\r\nMGET%b\r\n" % (len(keys) + 1, keys.joined)
+        return b"*%d\r\n$4\r\nMGET%b\r\n" % (len(keys.keys) + 1, keys.joined)
 
     def put(self, keys: PackedKeys, values: Sequence[bytes], absent: Sequence[bool] | None = None) -> tuple[bytes, int]:
         """MSET, and MSETNX for absent keys; or a SET for each record, where records expire."""
@@ -190,11 +190,11 @@ class StringLayout(Layout):
             for name, which in ((b"$6\r\nMSETNX", absent), (b"$4\r\nMSET", [not one for one in absent])):
                 columns = [list(compress(column, which)) for column in words]
                 put += _set_many(name, [[start] * len(columns[0]), *columns])
-        self.check_whole(f"the {len(keys)} records of one put", put, keys.keys[0])
+        self.check_whole(f"the {len(keys.keys)} records of one put", put, keys.keys[0])
         return put, replies
 
     def exist(self, keys: PackedKeys) -> bytes:
-        return b"*%d\r\n$6\r\nEXISTS%b\r\n" % (len(keys) + 1, keys.joined)
+        return b"*%d\r\n$6\r\nEXISTS%b\r\n" % (len(keys.keys) + 1, keys.joined)
 
     def types(self, keys: Sequence[str]) -> list[bytes]:
         return [command(b"TYPE", self._head + text) for text in self.encoded(keys)]
@@ -231,9 +231,9 @@ class StringLayout(Layout):
         """A SET for each, with NX for the absent ones."""
         start, end = b"*5\r\n$3\r\nSET", b"\r\n$2\r\nPX\r\n$%d\r\n%b\r\n" % (len(expiry), expiry)
         columns = self.words(keys, values, start)
-        ends = [end] * len(keys)
+        ends = [end] * len(keys.keys)
         if absent is not None:
-            if len(set(keys.keys)) < len(keys):  # with NX the first value of a repeated key would stay
+            if len(set(keys.keys)) < len(keys.keys):  # with NX the first value of a repeated key would stay
                 last = {key: at for at, key in enumerate(keys.keys)}.values()
                 absent, *columns = ([column[at] for at in last] for column in (absent, *columns))  # type: ignore[assignment]
             starts = [b"*6" + start[2:] + b"\r\n$" if new else one for new, one in zip(absent, columns[0], strict=True)]

@@ -9,7 +9,17 @@ from typing import Any, Literal
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import Layout
 from mapstate.backends.redis.problems import another_layout
-from mapstate.backends.redis.wire import DISCARD, EXEC, INFO, MULTI, command, commands, incarnation_of, token_text
+from mapstate.backends.redis.wire import (
+    DISCARD,
+    EXEC,
+    INFO,
+    MULTI,
+    command,
+    commands,
+    incarnation_of,
+    token_text,
+    watching,
+)
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap
@@ -47,6 +57,9 @@ class RedisStore:
         self._ledger, self._fence, self._claims, self._reports, self._kept_layout = (
             name + one.encode() for one in KEY_ENDS
         )
+        self._get_ledger = command(b"GET", self._ledger)
+        self._get_layout = command(b"GET", self._kept_layout)
+        self._watch_ledger = watching(self._ledger)
         if layout_text.startswith(b"string, ") and not name.endswith(b":"):  # keys of others may begin like its own
             self.drop = None  # type: ignore[assignment,method-assign]
 
@@ -63,7 +76,7 @@ class RedisStore:
 
     def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         """See `LedgerReads.multi_get_with_ledger`: one round trip."""
-        ledger = command(b"GET", self._ledger)
+        ledger = self._get_ledger
         if not keys:
             before, after = self._server.ask(ledger + ledger, 2)
             return before, [], after
@@ -75,8 +88,7 @@ class RedisStore:
 
         Raises ConfigurationError where the state has another layout than the URL says.
         """
-        asked = commands((b"GET", self._ledger), (b"GET", self._kept_layout)) + INFO
-        record, layout, *info = self._server.ask(asked, 4, optional=2)
+        record, layout, *info = self._server.ask(self._get_ledger + self._get_layout + INFO, 4, optional=2)
         if layout != self._layout_text and (record is not None or layout is not None):
             raise self._elsewhere(layout, record)
         return None if record is None else (record, (record, incarnation_of(*info)))
@@ -87,7 +99,7 @@ class RedisStore:
         changes = self._changes(b"", FenceToken(0, 0), is_new=True)
         both, asked = command(b"WATCH", self._ledger, self._fence), MULTI + commands(*changes) + put + DISCARD
         server, count = self._server, len(changes) + replies + 2
-        server.retrying(lambda: server.finish(server.watch(self._ledger, both, 1)[0], asked, count))
+        server.retrying(lambda: server.finish(server.watch(self._watch_ledger, both, 1)[0], asked, count))
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""
@@ -100,12 +112,10 @@ class RedisStore:
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[Version] | None:
         """See `JointLedgers.swap_all`: all ledgers under WATCH, one transaction. Errors as of `swap`."""
-        server = self._server
-        first, *more = [one.store._ledger for one in swaps]
-        ask = [(name, one) for one in more for name in (b"WATCH", b"GET")]
-        ask += [(b"GET", one.store._kept_layout) for one in swaps]
-        conn, replies = server.watched(first, commands(*ask) + INFO, len(ask) + 2, optional=2)
-        ledgers, layouts = [replies[0], *replies[2 : 2 * len(swaps) : 2]], replies[-2 - len(swaps) : -2]
+        server, count = self._server, len(swaps)
+        watch, layout = [one.store._watch_ledger for one in swaps], [one.store._get_layout for one in swaps]
+        conn, replies = server.watched(watch[0], b"".join([*watch[1:], *layout, INFO]), 3 * count, optional=2)
+        ledgers, layouts = [replies[0], *replies[2 : 2 * count : 2]], replies[-2 - count : -2]
         incarnation = incarnation_of(*replies[-2:])
         if any(
             (None if found is None else (found, incarnation)) != swap.expected

@@ -24,6 +24,11 @@ def commands(*each: tuple[bytes, ...]) -> bytes:
     return b"".join([command(*words) for words in each])
 
 
+def watching(key: bytes) -> bytes:
+    """WATCH and GET of a key."""
+    return commands((b"WATCH", key), (b"GET", key))
+
+
 class PackedKeys:
     """The keys of a chunk as words of a command, each after ``head``: packed once, for its get and its put.
 

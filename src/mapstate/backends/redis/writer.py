@@ -12,11 +12,10 @@ from typing import Any
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import Layout
 from mapstate.backends.redis.problems import DRIVER_ERRORS, fenced
-from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, commands, token_text
+from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, token_text, watching
 from mapstate.backing_map import check_lengths
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
-from mapstate.keys import contains_none
 
 _NewKeys = tuple[Sequence[str], Sequence[bytes], Sequence[bool]]
 _PUT_TRIES = 8
@@ -42,7 +41,8 @@ class Writer:
     def __init__(self, server: Server, layout: Layout, fence: bytes, token: FenceToken, state: str) -> None:
         self._server = server
         self._layout = layout
-        self._fence = fence
+        self._get_fence = command(b"GET", fence)
+        self._watch_fence = watching(fence)
         self._token = token
         self._text = token_text(token)
         self._state = state
@@ -76,7 +76,7 @@ class Writer:
             asked = _PendingRead(self._layout.pack(list(keys)))
         self._packed = asked.packed
         records = self._server.retrying(lambda: self._read(asked))
-        guarded = self._layout.reads_types_as_absent and contains_none(records)
+        guarded = self._layout.reads_types_as_absent and not all(records) and None in records
         self._absent = [record is None for record in records] if guarded else None
         return records
 
@@ -90,7 +90,8 @@ class Writer:
         Raises CorruptRecordError where a key without a record turns out to have another type. It is not overwritten;
         other keys of this put may be written.
         """
-        check_lengths(keys, values, "values")
+        if len(keys) != len(values):
+            check_lengths(keys, values, "values")
         if keys:
             packed, self._packed = self._packed, None
             absent, self._absent = self._absent, None
@@ -184,7 +185,7 @@ class Writer:
     def _transact(self, change: bytes, replies: int) -> Any:
         """The reply to EXEC. Releases the connection."""
         if self._own() is None:
-            conn, (fence,) = self._server.watch(self._fence)
+            conn, (fence,) = self._server.watch(self._watch_fence)
             self._check(conn, fence)
         return self._server.finish(self._taken(), change, replies + 2)[-1]
 
@@ -202,9 +203,9 @@ class Writer:
 
     def _ask(self, asked: _PendingRead) -> None:
         """Send a read, after what is under way."""
-        conn, get = self._taken(), command(b"GET", self._fence) + self._layout.get(asked.packed)
+        conn, get = self._taken(), self._get_fence + self._layout.get(asked.packed)
         if conn is None:
-            conn, (fence,) = self._server.watch(self._fence, get)
+            conn, (fence,) = self._server.watch(self._watch_fence, get)
             self._due.append(asked)
             self._check(conn, fence)
         else:
@@ -215,7 +216,7 @@ class Writer:
     def _put(self, sent: _PendingPut) -> None:
         """Send a put, after what is under way, and the next WATCH after it."""
         conn = self._taken()
-        self._server.send(conn, sent.change + commands((b"WATCH", self._fence), (b"GET", self._fence)))
+        self._server.send(conn, sent.change + self._watch_fence)
         self._due.append(sent)
         self._watching = conn
 

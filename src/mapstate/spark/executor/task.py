@@ -13,6 +13,7 @@ import time
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -21,13 +22,13 @@ import pyarrow.compute as pc
 from mapstate.aggregators.fields import Fields
 from mapstate.capabilities import Claims, FencedWrites, FenceToken, ReadsAhead
 from mapstate.errors import ExecutorEnvironmentError, MapStateError, SerializationError, cut
-from mapstate.keys import KeyCodec, StoreKey, contains_none
+from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.map_state import CombineAll
 from mapstate.maps.serialized import Room, SerializedMap, writer_of
 from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.schema import KeyField
+from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.executor.arrow import arrow_schema, arrow_to_python, partition_id, slices
 from mapstate.spark.executor.report import SentError, TaskReport, report_line
@@ -65,6 +66,7 @@ class BatchTask:
         old_values: bool = False,
     ) -> None:
         self.spec = spec
+        self.state = spec.state
         self.fields = fields
         self.field_counts = field_counts
         self.keys = keys
@@ -101,7 +103,7 @@ class BatchTask:
             gc.freeze()
 
     def _apply(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
-        store = self.spec.open()
+        store = self.spec.backend.open(self.state, ttl=self.spec.ttl or None)
         if self.spec.type == "opaque" and isinstance(store, Claims):
             # Also a task without rows claims: another try of it may have rows.
             report.lost_claim = not self._claimed(store, report)
@@ -109,7 +111,7 @@ class BatchTask:
                 return
         with writer_of(store, self.token, has_txids=self.spec.type != "non-transactional") as writer:
             room = Room(None if self.in_tiles else self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes)
-            state = self._map_state(SerializedMap(writer, self._codec(), room))
+            state = self._map_state(SerializedMap(writer, self._codecs()[0], room))
             state.begin_commit(self.txid)  # without a commit of the map: the ledger commits, on the driver
             counted = self.counted(batches, report)
             native = self.partials is not None
@@ -146,12 +148,19 @@ class BatchTask:
         if isinstance(store, FencedWrites):
             return True
         # Nothing refuses a try that comes after its attempt was committed, when the claim of the first has expired.
-        at = read_ledger(store, self.spec.state).in_flight
+        at = read_ledger(store, self.state).in_flight
         return at is not None and (at.txid, at.nonce) == (self.txid, self.token.nonce)
 
-    def _codec(self) -> RecordCodec:
-        spec, fields, form = self.spec, self.fields.fields, serializer(self.spec.serializer)
-        return RecordCodec(form, spec.state, spec.type, fields, self.field_counts, in_tiles=self.in_tiles)
+    def _codecs(self) -> tuple[RecordCodec, KeyCodec]:
+        return _codecs(
+            form=self.spec.serializer,
+            state=self.state,
+            state_type=self.spec.type,
+            fields=self.fields.fields,
+            field_counts=tuple(self.field_counts),
+            keys=tuple(self.keys),
+            in_tiles=self.in_tiles,
+        )
 
     def key_index(self, writer: Any, partition: int) -> PaneIndex | None:  # noqa: ARG002
         """What notes the keys that this task writes: the panes' index of new keys, or the log of changes."""
@@ -172,7 +181,7 @@ class BatchTask:
 
     def key_codec(self) -> KeyCodec:
         """The codec of the grouping columns."""
-        return KeyCodec(self.keys, native=serializer(self.spec.serializer).native)
+        return self._codecs()[1]
 
     def native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[Chunk]:
         """Chunks of an aggregated batch: one row per key, partials from Catalyst."""
@@ -253,6 +262,23 @@ class BatchTask:
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
 
+@lru_cache(maxsize=64)
+def _codecs(
+    *,
+    form: str,
+    state: str,
+    state_type: StateType,
+    fields: tuple[Field, ...],
+    field_counts: tuple[tuple[int, int], ...],
+    keys: tuple[KeyField, ...],
+    in_tiles: bool,
+) -> tuple[RecordCodec, KeyCodec]:
+    """Those of records and keys, made once in each worker: they are the same in all batches of a job."""
+    chosen = serializer(form)
+    records = RecordCodec(chosen, state, state_type, fields, field_counts, in_tiles=in_tiles)
+    return records, KeyCodec(keys, native=chosen.native)
+
+
 Chunk = tuple[list[StoreKey], list[Any], int, Sequence[pa.Array]]
 """Key texts, partials, the number of rows behind them, and the key columns for new values."""
 
@@ -292,4 +318,4 @@ def _is_later_try() -> bool:
 
 
 def _nones(values: list[Any]) -> int:
-    return values.count(None) if contains_none(values) else 0  # counting compares each with None
+    return 0 if all(values) else values.count(None)  # counting compares each with None
