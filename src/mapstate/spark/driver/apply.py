@@ -23,7 +23,7 @@ from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.by_partition import by_partition
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once
 from mapstate.spark.driver.new_values import new_values_frame
-from mapstate.spark.executor.report import REPORT_COLUMN, TaskReport, reports_of
+from mapstate.spark.executor.arrow import REPORT_COLUMN, TaskReport, reports_of
 from mapstate.spark.executor.task import BatchTask
 
 if TYPE_CHECKING:

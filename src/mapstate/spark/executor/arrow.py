@@ -1,16 +1,20 @@
-"""Arrow batches on an executor: schemas, slices, and columns as Python values."""
+"""What tasks take and give: Arrow batches, their columns as Python values, and the report with which a task ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from mapstate.errors import SerializationError, cut
+from mapstate.spark.executor.error_text import SentError
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+REPORT_COLUMN = "__mapstate_report"
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -68,3 +72,41 @@ def partition_id() -> int:
 
     context = TaskContext.get()
     return 0 if context is None else context.partitionId()
+
+
+class TaskReport(msgspec.Struct):
+    """The one line of a task.
+
+    ``rows_in`` were counted as they came, ``rows_done`` as their keys were written; ``lost_claim`` says
+    that another try of this task is the writer, so this one wrote nothing. ``skipped`` keys were in already, of
+    an earlier attempt at a transactional batch. ``keys_delta`` is how many keys the task added, less those that it
+    removed; None if it cannot tell.
+    """
+
+    partition: int
+    holder: str
+    rows_in: int = 0
+    rows_done: int = 0
+    keys: int = 0
+    skipped: int = 0
+    keys_delta: int | None = 0
+    milliseconds: int = 0
+    lost_claim: bool = False
+    error: SentError | None = None
+    windows: Any = None  # see mapstate.spark.executor.window_task
+
+
+def report_line(report: TaskReport, schema: StructType | None) -> pa.RecordBatch:
+    """The one row that a task ends with: alone, or as the last column of the rows that it gives out."""
+    line = pa.array([msgspec.json.encode(report).decode()], pa.string())
+    if schema is None:
+        return pa.RecordBatch.from_arrays([line], [REPORT_COLUMN])
+    arrow = arrow_schema(schema)
+    nulls = [pa.nulls(1, field.type) for field in list(arrow)[:-1]]
+    return pa.RecordBatch.from_arrays([*nulls, line], schema=arrow)
+
+
+def reports_of(lines: Iterable[str]) -> list[TaskReport]:
+    """The reports of the lines that tasks have ended with. Driver."""
+    decoder = msgspec.json.Decoder(TaskReport)
+    return [decoder.decode(line) for line in lines]

@@ -8,17 +8,39 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
+from mapstate import errors
 from mapstate.errors import MapStateError
-from mapstate.spark.executor.report import SentError
 
 T = TypeVar("T")
 
 _NOTE = "In JSON: "
 _NOTES = re.compile(f"^{_NOTE}(.*)$", re.MULTILINE)
+
+
+class SentError(msgspec.Struct, frozen=True):
+    """An error of the tree on its way to another process."""
+
+    kind: str
+    message: str
+    facts: dict[str, Any]
+
+    @classmethod
+    def of(cls, error: MapStateError) -> SentError:
+        """What is left of an error in a text. One of a user's own class is sent as the nearest one of the tree."""
+        kind = next(one.__name__ for one in type(error).__mro__ if one.__name__ in errors.__all__)
+        # what is no text, such as half a surrogate pair out of a user's own message, has no JSON
+        message = error.message.encode("utf-8", "backslashreplace").decode()
+        return cls(kind, message, error.facts)
+
+    def rebuild(self) -> MapStateError:
+        """The error again, of its own class."""
+        kind = getattr(errors, self.kind) if self.kind in errors.__all__ else MapStateError
+        rebuilt: MapStateError = kind(self.message, **self.facts)
+        return rebuilt
 
 
 @contextmanager

@@ -30,8 +30,8 @@ from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.spark.executor.arrow import arrow_schema, arrow_to_python, partition_id, slices
-from mapstate.spark.executor.report import SentError, TaskReport, report_line
+from mapstate.spark.executor.arrow import TaskReport, arrow_schema, arrow_to_python, partition_id, report_line, slices
+from mapstate.spark.executor.error_text import SentError
 from mapstate.spark.executor.row_fold import ROWS_WAITING, RowFold, rows_that_fit
 from mapstate.spec import StateSpec
 from mapstate.version import VERSION

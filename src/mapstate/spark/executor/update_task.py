@@ -12,8 +12,16 @@ import pyarrow as pa
 from mapstate.capabilities import close_if_possible
 from mapstate.errors import MapStateError, UpdaterError, cut
 from mapstate.maps.serialized import CHUNK_BYTES
-from mapstate.spark.executor.arrow import arrow_schema, arrow_to_python, partition_id, slices
-from mapstate.spark.executor.report import REPORT_COLUMN, SentError, TaskReport, report_line
+from mapstate.spark.executor.arrow import (
+    REPORT_COLUMN,
+    TaskReport,
+    arrow_schema,
+    arrow_to_python,
+    partition_id,
+    report_line,
+    slices,
+)
+from mapstate.spark.executor.error_text import SentError
 from mapstate.spark.interfaces import Collector, StateFactory, StateUpdater
 
 if TYPE_CHECKING:
