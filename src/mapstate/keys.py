@@ -16,16 +16,13 @@ machine, has no control characters, and is never empty.
 
 from __future__ import annotations
 
-import datetime as dt
-import math
 import re
-import struct
 from collections.abc import Callable, Collection, Sequence
-from decimal import Context, Decimal
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 
-from mapstate.errors import KeyEncodingError, UnsupportedTypeError, cut, shown
+from mapstate.errors import KeyEncodingError, cut, shown
+from mapstate.key_types import INTEGER, NATIVE_INTEGER, KeyType, key_type
 from mapstate.schema import KeyField
 
 Key = tuple[Any, ...]
@@ -41,10 +38,6 @@ _ESCAPES = {"\\": "\\\\", "|": "\\|", "\0": "\\0", "\n": "\\n", "\r": "\\r", "\t
 _UNESCAPES = {text[1]: char for char, text in _ESCAPES.items()}
 _SPECIAL = re.compile(r"[\\|\x00-\x1f\x7f-\x9f]")
 _ESCAPED = re.compile(r"\\(x[0-9a-f]{2}|.)", re.DOTALL)
-_DECIMAL = re.compile(r"decimal\(\d{1,2},(\d{1,2})\)")
-_UTC = dt.UTC
-_EXACT = Context(prec=80)
-_FLOAT = struct.Struct("f")
 
 
 def contains_none(items: Collection[object]) -> bool:
@@ -68,9 +61,9 @@ class KeyCodec:
 
     def __init__(self, fields: Sequence[KeyField], *, native: bool = False) -> None:
         self.fields = tuple(KeyField(*field) for field in fields)
-        self._types = [_key_type(field) for field in self.fields]
-        if native and len(self._types) == 1 and self._types[0] is _INTEGER:
-            self._types = [_NATIVE_INTEGER]
+        self._types = [TEXT if field.type == "string" else key_type(field) for field in self.fields]
+        if native and len(self._types) == 1 and self._types[0] is INTEGER:
+            self._types = [NATIVE_INTEGER]
 
     def encode(self, key: Any) -> StoreKey:
         """The text of one key, which is a tuple or a list, or the bare value of a single key column.
@@ -130,7 +123,7 @@ class KeyCodec:
     def decode(self, text: StoreKey) -> Key:
         """The key of a text. Raises KeyEncodingError for a text that is no key of this schema."""
         if not isinstance(text, str):
-            if self._types != [_NATIVE_INTEGER]:
+            if self._types != [NATIVE_INTEGER]:
                 raise self._no_key(text)
             return (text,)
         if not self.fields:
@@ -194,12 +187,7 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-class _KeyType(NamedTuple):
-    to_text: Callable[[Sequence[Any]], list[Any]]
-    from_text: Callable[[str], Any]
-
-
-def _from_texts(kind: _KeyType, column: Sequence[str]) -> Sequence[Any]:
+def _from_texts(kind: KeyType, column: Sequence[str]) -> Sequence[Any]:
     """The values of texts without an escape. All keys of a window have one time, which is made once."""
     if kind.from_text is _string:
         return column
@@ -238,150 +226,4 @@ def _string(text: str) -> str:
     return "" if text == "\\E" else _ESCAPED.sub(_unescape, text)
 
 
-def _integers(column: Sequence[Any]) -> list[str]:
-    for value in column:
-        if type(value) is not int:
-            raise TypeError(f"{shown(value)} is a {type(value).__name__}")
-    return [str(value) for value in column]
-
-
-def _native_integers(column: Sequence[Any]) -> list[int]:
-    for value in column:
-        if not -(1 << 63) <= _exactly(int, value) < 1 << 63:
-            raise ValueError(f"{shown(value)} has more than 64 bits")
-    return list(column)
-
-
-def _no_text(text: str) -> Any:
-    raise ValueError(f"{shown(text)} is text, and a key of this state is an integer")
-
-
-def _booleans(column: Sequence[Any]) -> list[str]:
-    return [_BOOLEANS[_exactly(bool, value)] for value in column]
-
-
-_BOOLEANS = {True: "true", False: "false"}
-
-
-def _boolean(text: str) -> bool:
-    return {"true": True, "false": False}[text]
-
-
-def _floats(column: Sequence[Any]) -> list[str]:
-    """Round to 32 bits first, because a caller may give more."""
-    numbers = [float(_exactly((float, int), value)) for value in column]
-    return _doubles([number if math.isinf(number) else _FLOAT.unpack(_FLOAT.pack(number))[0] for number in numbers])
-
-
-def _doubles(column: Sequence[Any]) -> list[str]:
-    out = []
-    for value in column:
-        number = float(_exactly((float, int), value))
-        if math.isnan(number):
-            out.append("NaN")
-        elif math.isinf(number):
-            out.append("Infinity" if number > 0 else "-Infinity")
-        else:
-            out.append(repr(number + 0.0))  # -0.0 + 0.0 is 0.0
-    return out
-
-
-def _decimals(column: Sequence[Any]) -> list[str]:
-    out = []
-    for value in column:
-        if type(value) is int:
-            out.append(str(value))
-            continue
-        if not _exactly(Decimal, value).is_finite():
-            raise ValueError(f"{shown(value)} is no number")
-        text = format(value, "f")
-        if "." in text:
-            text = text.rstrip("0").rstrip(".")
-        out.append("0" if text == "-0" else text)
-    return out
-
-
-def _dates(column: Sequence[Any]) -> list[str]:
-    return [_exactly(dt.date, value).isoformat() for value in column]
-
-
-def _timestamps(column: Sequence[Any]) -> list[str]:
-    texts: dict[int, str] = {}  # by object: a task has each time of a chunk once
-    for value in column:
-        if id(value) in texts:
-            continue
-        if _exactly(dt.datetime, value).tzinfo is None:
-            raise TypeError(f"{shown(value)} has no time zone, and a timestamp is an instant")
-        texts[id(value)] = value.astimezone(_UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
-    return [texts[id(value)] for value in column]
-
-
-def _timestamp(text: str) -> dt.datetime:
-    if not text.endswith("Z"):
-        raise ValueError(text)
-    return dt.datetime.fromisoformat(text[:-1]).replace(tzinfo=_UTC)
-
-
-def _local_timestamps(column: Sequence[Any]) -> list[str]:
-    out = []
-    for value in column:
-        if _exactly(dt.datetime, value).tzinfo is not None:
-            raise TypeError(f"{shown(value)} has a time zone, and a timestamp_ntz has none")
-        out.append(value.isoformat(timespec="microseconds"))
-    return out
-
-
-def _binaries(column: Sequence[Any]) -> list[str]:
-    return [bytes(_exactly((bytes, bytearray), value)).hex() or "\\E" for value in column]
-
-
-def _binary(text: str) -> bytes:
-    return b"" if text == "\\E" else bytes.fromhex(text)
-
-
-def _exactly(kind: type | tuple[type, ...], value: Any) -> Any:
-    """Return ``value`` if it has exactly this type: a bool is no int here, and a datetime no date."""
-    kinds = kind if isinstance(kind, tuple) else (kind,)
-    if type(value) not in kinds:
-        raise TypeError(f"{shown(value)} is a {type(value).__name__}")
-    return value
-
-
-_INTEGER = _KeyType(_integers, int)
-_NATIVE_INTEGER = _KeyType(_native_integers, _no_text)
-_TYPES: dict[str, _KeyType] = {
-    "string": _KeyType(_strings, _string),
-    "tinyint": _INTEGER,
-    "smallint": _INTEGER,
-    "int": _INTEGER,
-    "bigint": _INTEGER,
-    "boolean": _KeyType(_booleans, _boolean),
-    "float": _KeyType(_floats, float),
-    "double": _KeyType(_doubles, float),
-    "date": _KeyType(_dates, dt.date.fromisoformat),
-    "timestamp": _KeyType(_timestamps, _timestamp),
-    "timestamp_ntz": _KeyType(_local_timestamps, dt.datetime.fromisoformat),
-    "binary": _KeyType(_binaries, _binary),
-}
-
-
-def _decimal(scale: int) -> _KeyType:
-    """The type of a decimal, which is decoded with its column's scale."""
-    unit = Decimal(1).scaleb(-scale)
-    return _KeyType(_decimals, lambda text: _EXACT.quantize(Decimal(text), unit))
-
-
-def _key_type(field: KeyField) -> _KeyType:
-    decimal = _DECIMAL.fullmatch(field.type)
-    if decimal is not None:
-        return _decimal(int(decimal[1]))
-    kind = _TYPES.get(field.type)
-    if kind is None:
-        raise UnsupportedTypeError(
-            f"the key column {field.name!r} has the type {field.type}, which cannot be a key: take one of "
-            f"{', '.join(_TYPES)} or decimal. A string with a collation has to be reduced to what makes it "
-            "equal first, say with lower().",
-            column=field.name,
-            type=field.type,
-        )
-    return kind
+TEXT = KeyType(_strings, _string)

@@ -25,7 +25,7 @@ LAYERS = [
     ("drpc", "retry", "urls"),
     ("findings",),
     ("schema",),
-    ("sketches",),
+    ("sketches", "key_types"),
     ("keys", "protocol.windows", "backing_map"),
     ("serializers",),
     ("capabilities", "event_loop", "protocol.changes", "protocol.records", "protocol.rolling", "protocol.seeds"),
