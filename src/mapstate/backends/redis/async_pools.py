@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from redis import exceptions as driver
 
-from mapstate.backends.redis.settings import new_pool
+from mapstate.backends.redis.pools import new_pool
 from mapstate.event_loop import wait_for
 
 T = TypeVar("T")

@@ -11,8 +11,8 @@ from redis import exceptions as driver
 from redis.connection import ConnectionPool
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
+from mapstate.backends.redis.backend import RedisSettings
 from mapstate.backends.redis.problems import DRIVER_ERRORS, NOT_DONE, problem_of
-from mapstate.backends.redis.settings import RedisSettings
 from mapstate.backends.redis.wire import INFO, command, incarnation_of
 from mapstate.errors import StoreError, StoreUnavailableError
 from mapstate.retry import Retries

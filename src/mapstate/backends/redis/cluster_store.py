@@ -22,9 +22,9 @@ from typing import Any, ClassVar, Literal
 from redis.connection import ConnectionPool
 from redis.crc import key_slot
 
+from mapstate.backends.redis.backend import RedisSettings
 from mapstate.backends.redis.cluster_map import ClusterLayout, ClusterMap, Reply, Request
 from mapstate.backends.redis.cluster_writer import ClusterWriter, SlotGroup, by_slot_group, in_chunk_order, to_groups
-from mapstate.backends.redis.connection import PooledSettings
 from mapstate.backends.redis.layout import escaped, texts_of
 from mapstate.backends.redis.problems import another_layout
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
@@ -296,7 +296,7 @@ def _digest(shape: ClusterLayout) -> str:
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
-class RedisClusterBackend(PooledSettings):
+class RedisClusterBackend(RedisSettings):
     """A Redis cluster: ``redis+cluster://user:password@host:port,host2:port?buckets=64``.
 
     ``rediss+cluster://`` is the same with TLS. The hosts are asked in turn at first contact; one is enough.

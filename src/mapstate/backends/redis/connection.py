@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from redis import exceptions as driver
 from redis.connection import Connection, ConnectionPool
 
 from mapstate.backends.redis.problems import DRIVER_ERRORS, problem_of
-from mapstate.backends.redis.settings import RedisSettings, new_pool
 from mapstate.backends.redis.wire import DISCARD, EXEC, MULTI, UNWATCH
-from mapstate.backing_map import Backend
 from mapstate.errors import MapStateError, StoreError
 from mapstate.retry import Retries, retried
 
@@ -23,45 +19,14 @@ T = TypeVar("T")
 
 _Watched = tuple[Connection, list[Any]]  # under WATCH, and the replies to the GET of the key and to what came along
 
-_pools: dict[tuple[int, RedisSettings, Any], ConnectionPool] = {}
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class PooledSettings(RedisSettings):
-    """The parameters, with the connections that they make."""
-
-    def open(self, state: str, *, ttl: float | None = None) -> Any:
-        """See `Backend.open`. Makes no connection."""
-        return self.open_with(self.pool, state, ttl)
-
-    def on_event_loop(self) -> Backend:
-        from mapstate.backends.redis.async_pools import AsyncPools
-
-        return AsyncPools(self)
-
-    def open_with(self, pool: Callable[..., ConnectionPool], state: str, ttl: float | None) -> Any:
-        """`open`, with the connections that ``pool`` returns; for a cluster, those to a node."""
-        raise NotImplementedError
-
-    def pool(self, node: Any = None) -> ConnectionPool:
-        """The connections of this process, of a cluster to ``node``. Where `reached` is equal, they are shared."""
-        pid = os.getpid()
-        pool = _pools.get((pid, self.reached, node))
-        if pool is None:
-            for known in list(_pools):  # a copy: other threads add theirs meanwhile
-                if known[0] != pid:
-                    _pools.pop(known, None)  # closes this process's copies, not the parent's connections
-            pool = _pools.setdefault((pid, self.reached, node), new_pool(self, node))
-        return pool
-
 
 class Server:
     """One server, for the store of one state. Holds no connection between requests.
 
-    ``settings``  how it is reached; ``pool`` returns the connections of this process
+    ``settings``  a `RedisSettings`, how it is reached; ``pool`` returns the connections of this process
     """
 
-    def __init__(self, settings: RedisSettings, pool: Callable[[], ConnectionPool], state: str) -> None:
+    def __init__(self, settings: Any, pool: Callable[[], ConnectionPool], state: str) -> None:
         self.settings = settings
         self.pool = pool
         self.state = state
