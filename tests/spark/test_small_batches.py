@@ -11,7 +11,7 @@ from py4j.clientserver import ClientServerConnection
 from spark_fixtures import AVAILABLE, Visits, finish
 
 from mapstate import Collect, Count, Sum, newStream, opaque, open_reader
-from mapstate.spark.driver import apply, small_batches, state
+from mapstate.spark.driver import on_driver, state
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.executor.task import BatchTask
 
@@ -87,14 +87,14 @@ def test_of_a_large_batch_only_so_many_keys_reach_the_driver(spark, small, tmp_p
     for _ in range(3):
         job.batch(1)
     came = []
-    collected = apply.collected
+    collected = on_driver.collected
 
     def counted(rows: Any) -> Any:
         batches = collected(rows)
         came.append(sum(map(len, batches)))
         return batches
 
-    monkeypatch.setattr(small_batches, "collected", counted)
+    monkeypatch.setattr(on_driver, "collected", counted)
     assert job.batch(1000 * SOME) == "executors"
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions"))
     assert SOME < came[0] <= partitions * (SOME + 1)

@@ -10,19 +10,15 @@ executor that holds a part of it dies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from mapstate.aggregators.aggregator import NativeCombiner
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
 from mapstate.schema import KeyField, KeyOrder
 from mapstate.spark.driver.access import access_of, configured
-from mapstate.spark.driver.by_partition import by_partition
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once
-from mapstate.spark.driver.new_values import new_values_frame
 from mapstate.spark.executor.arrow import REPORT_COLUMN, TaskReport, reports_of
 from mapstate.spark.executor.task import BatchTask
 
@@ -149,50 +145,9 @@ def apply_on_executors(rows: DataFrame, task: BatchTask) -> AttemptResult:
         if task.new_values is None:
             line_type = StructType([StructField(REPORT_COLUMN, StringType())])  # as text it would be asked of the JVM
             lines = rows.mapInArrow(task, line_type).collect()
-            return AttemptResult(reports_of(line[0] for line in lines), None)
+            return AttemptResult(reports_of([line[0] for line in lines]), None)
         out, release = computed_once(rows.mapInArrow(task, task.new_values))
     report = F.col(REPORT_COLUMN)
     lines = out.where(report.isNotNull()).select(report).collect()
     new_values = out.where(report.isNull()).drop(REPORT_COLUMN)
-    return AttemptResult(reports_of(line[0] for line in lines), new_values, release)
-
-
-def apply_on_driver(rows: DataFrame, task: BatchTask, grouping: Grouping) -> AttemptResult:
-    """Aggregates on the executors and applies on the driver: for a store in its process, and where a job asks for it.
-
-    One row per key comes all at once, until those of a batch exceed ``spark.driver.maxResultSize``: that one is
-    computed again. From then on, and where each row comes, it is one partition after the other. New values are kept in
-    the driver's memory where asked for.
-    """
-    batches = collected(rows) if grouping.is_collected else None
-    grouping.is_collected = batches is not None
-    if batches is not None:
-        return applied(rows, task, iter(batches))
-    with by_partition(rows) as later:
-        return applied(rows, task, later)
-
-
-def applied(rows: DataFrame, task: BatchTask, batches: Iterator[pa.RecordBatch]) -> AttemptResult:
-    """What one task, on the driver, makes of the batches of ``rows``."""
-    out = list(task(batches))
-    line = out.pop().column(REPORT_COLUMN)[0].as_py()
-    new_values = None if task.new_values is None else new_values_frame(rows, task.new_values, out)
-    return AttemptResult(reports_of([line]), new_values)
-
-
-def collected(rows: DataFrame) -> list[pa.RecordBatch] | None:
-    """All rows, by one job and with no Python on the executors; None where Spark finds them too many."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
-
-    try:
-        with configured(rows, ONE_DRAW):
-            # Planned and begun here: toArrow does it in a thread of its own, for which it waits for ever where an Error
-            # ends it, such as NoSuchMethodError of a source that is compiled for another Spark.
-            access_of(rows).plan_rows()
-            batches: list[pa.RecordBatch] = rows.toArrow().to_batches()
-            return batches
-    except (PySparkException, Py4JError) as error:
-        if "spark.driver.maxResultSize" not in str(error):
-            raise
-        return None
+    return AttemptResult(reports_of([line[0] for line in lines]), new_values, release)

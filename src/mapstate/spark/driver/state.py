@@ -14,7 +14,7 @@ from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
 from mapstate.capabilities import Reports
 from mapstate.errors import IncompleteBatchError, StateSchemaError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, clock_txid
-from mapstate.spark.driver.apply import AttemptResult, Grouping, apply_on_driver, apply_on_executors
+from mapstate.spark.driver.apply import AttemptResult, Grouping, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
 from mapstate.spark.driver.new_values import INSIDE, new_values_type
@@ -119,10 +119,12 @@ class StateDriver:
     def _applied(self, rows: DataFrame, task: BatchTask, grouping: Grouping) -> AttemptResult:
         order = self._key_order
         if self._on_driver:
+            from mapstate.spark.driver.on_driver import apply_on_driver
+
             return apply_on_driver(grouping.in_order(rows, order), task, grouping)
         if self._small_batches >= SMALL_IN_A_ROW:
             if grouping.is_collected and self.spec.may_be_applied_on_driver:
-                from mapstate.spark.driver.small_batches import apply_if_small
+                from mapstate.spark.driver.on_driver import apply_if_small
 
                 result = apply_if_small(rows, task, grouping, MOST_SMALL)
                 if result is not None:
