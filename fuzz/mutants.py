@@ -58,7 +58,7 @@ def _every_call_by_hand(_run: Any) -> Any:
 
 def _pool_by_hand(run: Any) -> Any:
     def known_by_thread(access: Any, default: str, batch_id: int | None = None) -> QueryRun:
-        is_own = access._context.getLocalProperty("sql.streaming.queryId") is not None
+        is_own = access.context.getLocalProperty("sql.streaming.queryId") is not None
         return run(access, default, batch_id) if is_own else QueryRun(default, None)
 
     return known_by_thread

@@ -104,7 +104,7 @@ class Server:
         return found
 
     def watch(self, watching: bytes, more: bytes = b"", replies: int = 0, *, optional: int = 0) -> _Watched:
-        """Send WATCH and GET of a key, as `watching` packs them, and ``more``: one round trip. No retry.
+        """Send WATCH and GET of a key, as `get_and_watch` packs them, and ``more``: one round trip. No retry.
 
         The connection is the caller's. MULTI and DISCARD come first, to find an ACL that forbids MULTI before there is
         anything to write: the server runs what follows a refused MULTI at once, unguarded.

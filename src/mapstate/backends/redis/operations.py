@@ -12,7 +12,7 @@ from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.hash_layouts import PackedLayout
 from mapstate.backends.redis.layout import Layout, StringLayout, escaped
 from mapstate.backends.redis.listing import ScanPosition, Walk, digest_of, torn, walked, walked_nodes
-from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, incarnation_of, watching
+from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, get_and_watch, incarnation_of
 from mapstate.capabilities import FenceToken, Scan, close_if_possible, state_in
 from mapstate.errors import CorruptRecordError, FencedError, StoreError, StoreFullError, StoreUnavailableError
 from mapstate.findings import DistinctKeys, Finding, Unreadable
@@ -206,7 +206,7 @@ def dropped(store: Any, state: str, token: FenceToken, finish: Callable[[], bool
 
 def removed_if(server: Server, names: Sequence[bytes], ledger: bytes) -> bool:
     """Remove the ``names`` in one transaction, if the first of them, the ledger's, is at ``ledger``."""
-    conn, replies = server.watched(watching(names[0]))
+    conn, replies = server.watched(get_and_watch(names[0])[1])
     if replies[0] != ledger:
         server.unwatch(conn)
         return False

@@ -16,9 +16,9 @@ from mapstate.backends.redis.wire import (
     MULTI,
     command,
     commands,
+    get_and_watch,
     incarnation_of,
     token_text,
-    watching,
 )
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import IBackingMap, check_lengths
@@ -57,9 +57,8 @@ class RedisStore:
         self._ledger, self._fence, self._claims, self._reports, self._kept_layout = (
             name + one.encode() for one in KEY_ENDS
         )
-        self._get_ledger = command(b"GET", self._ledger)
+        self._get_ledger, self._watch_ledger = get_and_watch(self._ledger)
         self._get_layout = command(b"GET", self._kept_layout)
-        self._watch_ledger = watching(self._ledger)
         if layout_text.startswith(b"string, ") and not name.endswith(b":"):  # keys of others may begin like its own
             self.drop = None  # type: ignore[assignment,method-assign]
 

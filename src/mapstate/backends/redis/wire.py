@@ -24,9 +24,10 @@ def commands(*each: tuple[bytes, ...]) -> bytes:
     return b"".join([command(*words) for words in each])
 
 
-def watching(key: bytes) -> bytes:
-    """WATCH and GET of a key."""
-    return commands((b"WATCH", key), (b"GET", key))
+def get_and_watch(key: bytes) -> tuple[bytes, bytes]:
+    """GET of a key; and WATCH with GET of it."""
+    get = command(b"GET", key)
+    return get, command(b"WATCH", key) + get
 
 
 class PackedKeys:

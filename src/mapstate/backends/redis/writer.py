@@ -12,7 +12,7 @@ from typing import Any
 from mapstate.backends.redis.connection import Server
 from mapstate.backends.redis.layout import Layout
 from mapstate.backends.redis.problems import DRIVER_ERRORS, fenced
-from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, command, token_text, watching
+from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, get_and_watch, token_text
 from mapstate.backing_map import check_lengths
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
@@ -41,8 +41,7 @@ class Writer:
     def __init__(self, server: Server, layout: Layout, fence: bytes, token: FenceToken, state: str) -> None:
         self._server = server
         self._layout = layout
-        self._get_fence = command(b"GET", fence)
-        self._watch_fence = watching(fence)
+        self._get_fence, self._watch_fence = get_and_watch(fence)
         self._token = token
         self._text = token_text(token)
         self._state = state

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -64,6 +64,11 @@ def arrow_to_python(column: pa.Array, name: str) -> list[Any]:
             column=name,
         ) from error
     return values
+
+
+def columns_to_python(columns: Sequence[pa.Array], names: Sequence[str]) -> list[list[Any]]:
+    """The values of columns with these names, see `arrow_to_python`."""
+    return [arrow_to_python(column, name) for column, name in zip(columns, names, strict=True)]
 
 
 def partition_id() -> int:

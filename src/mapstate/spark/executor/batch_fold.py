@@ -13,7 +13,7 @@ from mapstate.aggregators import Aggregator, CombinerAggregator, Count, Fields, 
 from mapstate.aggregators.folding import Folding
 from mapstate.errors import UsageError
 from mapstate.schema import Field
-from mapstate.spark.executor.arrow import arrow_to_python
+from mapstate.spark.executor.arrow import arrow_to_python, columns_to_python
 from mapstate.spark.interfaces import BatchAggregator, Collector
 from mapstate.values import in_column
 
@@ -99,7 +99,7 @@ class FoldTask:
         done: list[tuple[Any, ...]] = []
         for batch in batches:
             names = batch.schema.names
-            columns = [arrow_to_python(column, name) for column, name in zip(batch.columns, names, strict=True)]
+            columns = columns_to_python(batch.columns, names)
             places = [names.index(key) for key in self._keys]
             for values in zip(*columns, strict=True):
                 key = tuple(values[at] for at in places)

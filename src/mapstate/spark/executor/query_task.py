@@ -15,7 +15,7 @@ from mapstate.capabilities import close_if_possible
 from mapstate.errors import StateNotFoundError, UsageError
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.reader import Consistency, StateReader
-from mapstate.spark.executor.arrow import arrow_to_python, partition_id, slices
+from mapstate.spark.executor.arrow import columns_to_python, partition_id, slices
 from mapstate.spark.executor.error_text import each_with_errors_as_text
 from mapstate.spark.interfaces import Collector, MapGet, QueryFunction, StateFactory, TupleCollectionGet
 from mapstate.spec import CHUNK_SIZE, StateSpec
@@ -185,7 +185,7 @@ class QueryTask:
 def _rows_of(columns: Sequence[pa.Array], names: Sequence[str], rows: int) -> list[tuple[Any, ...]]:
     if not columns:
         return [()] * rows
-    return list(zip(*(arrow_to_python(column, name) for column, name in zip(columns, names, strict=True)), strict=True))
+    return list(zip(*columns_to_python(columns, names), strict=True))
 
 
 def _hashable(key: tuple[Any, ...]) -> tuple[Any, ...]:

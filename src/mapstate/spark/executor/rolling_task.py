@@ -15,7 +15,7 @@ from mapstate.keys import StoreKey
 from mapstate.maps import MapState
 from mapstate.maps.serialized import Room
 from mapstate.serializers.tiles import Tiles
-from mapstate.spark.executor.arrow import arrow_to_python, slices
+from mapstate.spark.executor.arrow import columns_to_python, slices
 from mapstate.spark.executor.task import Chunk
 from mapstate.spark.executor.window_task import TimedTask, WindowReport
 
@@ -52,7 +52,7 @@ class RollingTask(TimedTask):
         """The rows of each part of the batches as columns of Python, the keys as one."""
         codec, width = self.key_codec(), len(self.keys)
         for part in (part for batch in batches for part in slices(batch, lambda: _ROWS, self.spec.chunk_bytes)):
-            columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=True)]
+            columns = columns_to_python(part.columns, names)
             yield [codec.encode_columns(columns[:width], part.num_rows), *columns[width:]]
 
     def _native_parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:

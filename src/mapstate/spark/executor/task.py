@@ -30,7 +30,7 @@ from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.spark.executor.arrow import TaskReport, arrow_schema, arrow_to_python, partition_id, report_line, slices
+from mapstate.spark.executor.arrow import TaskReport, arrow_schema, columns_to_python, partition_id, report_line, slices
 from mapstate.spark.executor.error_text import SentError
 from mapstate.spark.executor.row_fold import ROWS_WAITING, RowFold, rows_that_fit
 from mapstate.spec import StateSpec
@@ -66,7 +66,7 @@ class BatchTask:
         old_values: bool = False,
     ) -> None:
         self.spec = spec
-        self.state = spec.state
+        self.state = spec.name or spec.state  # which raises without a name
         self.fields = fields
         self.field_counts = field_counts
         self.keys = keys
@@ -195,7 +195,7 @@ class BatchTask:
                 rows = pc.sum(part.columns[-1]).as_py()
                 if not rows:
                     continue  # an ungrouped aggregate has one row even where there is nothing to count
-                columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=False)]
+                columns = columns_to_python(part.columns[:-1], names)
                 keys = codec.encode_columns(columns[:width], part.num_rows)
                 at, per_field = width, []
                 for size in self.partials or ():
@@ -211,7 +211,7 @@ class BatchTask:
         names = [*(key.name for key in self.keys), *self.rows_of]
         for part in (part for batch in batches for part in slices(batch, lambda: ROWS_WAITING, self.spec.chunk_bytes)):
             fold.most_waiting = rows_that_fit(part, self.spec.chunk_bytes)
-            columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=True)]
+            columns = columns_to_python(part.columns, names)
             texts = codec.encode_columns(columns[:width], part.num_rows)
             for text, *values in zip(texts, *columns[width:], strict=True):
                 fold.add(text, dict(zip(names[width:], values, strict=True)))

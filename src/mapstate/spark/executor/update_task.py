@@ -16,7 +16,7 @@ from mapstate.spark.executor.arrow import (
     REPORT_COLUMN,
     TaskReport,
     arrow_schema,
-    arrow_to_python,
+    columns_to_python,
     partition_id,
     report_line,
     slices,
@@ -98,7 +98,7 @@ class UpdateTask:
         for batch in batches:
             for part in slices(batch, lambda: self._chunk_size, CHUNK_BYTES):
                 names = part.schema.names
-                columns = [arrow_to_python(column, name) for column, name in zip(part.columns, names, strict=True)]
+                columns = columns_to_python(part.columns, names)
                 empty = False
                 yield [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
         if empty:
