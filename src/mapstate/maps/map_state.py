@@ -33,9 +33,8 @@ class MapState(ABC, Generic[V]):
     allowed, as after a crash: it starts another attempt. Not thread-safe.
     """
 
-    def __init__(self) -> None:
-        self._status = TransactionStatus.IDLE
-        self._txid: int | None = None
+    _status = TransactionStatus.IDLE
+    _txid: int | None = None
 
     @property
     def status(self) -> TransactionStatus:

@@ -31,7 +31,6 @@ class OpaqueMap(MapState[V]):
         *,
         written_once: bool = False,
     ) -> None:
-        super().__init__()
         self._backing = backing
         self._committed = committed
         self._written: dict[Any, tuple[V | None, V | None]] | None = None if written_once else {}

@@ -26,7 +26,6 @@ class TransactionalMap(MapState[V]):
         *,
         written_once: bool = False,
     ) -> None:
-        super().__init__()
         self._backing = backing
         self._committed = committed
         self.skipped = 0
@@ -84,7 +83,6 @@ class NonTransactionalMap(MapState[V]):
     """Keep bare values: the smallest and fastest. A repeated batch counts again for all keys that it had written."""
 
     def __init__(self, backing: IBackingMap[Any, V]) -> None:
-        super().__init__()
         self._backing = backing
 
     def multi_get(self, keys: Sequence[Any]) -> list[V | None]:

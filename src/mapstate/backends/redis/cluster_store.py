@@ -333,4 +333,4 @@ class RedisClusterBackend(RedisSettings):
         """See `ListsStates.states`: SCAN, one node after the other."""
         from mapstate.backends.redis.operations import states_in_cluster
 
-        return states_in_cluster(ClusterMap(self, self.nodes, self.pool, "*"), self.prefix.encode())
+        return states_in_cluster(ClusterMap(self, self.nodes, self.pool, "*"), self.prefix.encode(), Request)

@@ -51,17 +51,15 @@ def states_on_server(server: Server, prefix: bytes, records: str | None) -> Iter
         yield [] if ledger is None else [(state_in(ledger) or records, ledger)]
 
 
-def states_in_cluster(cluster: Any, prefix: bytes) -> Iterator[Page]:
-    """See `ListsStates.states`: one node after the other. Errors as of `walked_nodes`."""
+def states_in_cluster(cluster: Any, prefix: bytes, request: Callable[..., Any]) -> Iterator[Page]:
+    """See `ListsStates.states`: node after node. ``request`` makes a `Request`. Errors as of `walked_nodes`."""
     from redis.crc import key_slot
-
-    from mapstate.backends.redis.cluster_map import Request
 
     start, end = prefix + b"{", b"}" + _LEDGER
 
     def ledgers_of(names: Sequence[bytes]) -> list[bytes | None]:
         # MGET replies nothing for a key of another type, where GET raises.
-        asked = [Request(key_slot(name), (command(b"MGET", start + name + end),)) for name in names]
+        asked = [request(key_slot(name), (command(b"MGET", start + name + end),)) for name in names]
         return [reply.found[0][0] for reply in cluster.ask(asked)]
 
     yield from _states(walked_nodes(cluster, cluster.shape(), _scan_for(start, end)), start, end, ledgers_of)

@@ -114,14 +114,16 @@ class PlannedBatches:
 
 def offsets_passed(plan: BatchPlan | None) -> int | None:
     """How many offsets a batch passes in all of its sources; None where they are no numbers by partition."""
-    parts = [] if plan is None else [json.loads(part) for part in plan.offsets]
+    if plan is None:
+        return None
+    starts, ends = json.loads(plan.start), json.loads(plan.end)
     passed = 0
-    for entries in zip(*parts, strict=False):
-        start, end = map(by_partition, entries)
+    for first, last in zip(starts, ends, strict=False):
+        start, end = by_partition(first), by_partition(last)
         if start is None or end is None or not end.keys() <= start.keys():  # where a new partition starts is not known
             return None
         passed += sum(end[at] - start[at] for at in end)
-    return passed if parts and len(parts[0]) == len(parts[1]) else None
+    return passed if len(starts) == len(ends) else None
 
 
 def _logged(text: str) -> tuple[int, Any]:
