@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Self
 
 from redis.connection import ConnectionPool
 
-from mapstate.backends.redis.connection import Server
+from mapstate.backends.redis.connection import Server, pool_of
 from mapstate.backends.redis.layout import Layout, StringLayout
 from mapstate.backends.redis.store import KEY_ENDS, RedisStore
 from mapstate.backing_map import Backend
@@ -20,8 +19,6 @@ from mapstate.schema import KeyOrder
 from mapstate.urls import Address
 
 _LONGEST_TTL = 1e10
-
-_pools: dict[tuple[int, RedisSettings, Any], ConnectionPool] = {}
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
@@ -117,7 +114,7 @@ class RedisSettings:
 
     def open(self, state: str, *, ttl: float | None = None) -> Any:
         """See `Backend.open`. Makes no connection."""
-        return self.open_with(self.pool, state, ttl)
+        return self.open_with(partial(pool_of, self), state, ttl)
 
     def on_event_loop(self) -> Backend:
         from mapstate.backends.redis.async_pools import AsyncPools
@@ -129,17 +126,8 @@ class RedisSettings:
         raise NotImplementedError
 
     def pool(self, node: Any = None) -> ConnectionPool:
-        """The connections of this process, of a cluster to ``node``. Where `reached` is equal, they are shared."""
-        pid = os.getpid()
-        pool = _pools.get((pid, self.reached, node))
-        if pool is None:
-            for known in list(_pools):  # a copy: other threads add theirs meanwhile
-                if known[0] != pid:
-                    _pools.pop(known, None)  # closes this process's copies, not the parent's connections
-            from mapstate.backends.redis.pools import new_pool
-
-            pool = _pools.setdefault((pid, self.reached, node), new_pool(self, node))
-        return pool
+        """The connections of this process, of a cluster to ``node``."""
+        return pool_of(self, node)
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)

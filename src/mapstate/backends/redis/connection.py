@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -18,6 +19,23 @@ from mapstate.retry import Retries, retried
 T = TypeVar("T")
 
 _Watched = tuple[Connection, list[Any]]  # under WATCH, and the replies to the GET of the key and to what came along
+
+
+_pools: dict[tuple[int, Any, Any], ConnectionPool] = {}
+
+
+def pool_of(settings: Any, node: Any = None) -> ConnectionPool:
+    """The connections of this process, in a cluster to ``node``. `RedisSettings` whose `reached` is equal share them."""
+    pid = os.getpid()
+    pool = _pools.get((pid, settings.reached, node))
+    if pool is None:
+        from mapstate.backends.redis.pools import new_pool
+
+        for known in list(_pools):  # a copy: other threads add theirs meanwhile
+            if known[0] != pid:
+                _pools.pop(known, None)  # closes this process's copies, not the parent's connections
+        pool = _pools.setdefault((pid, settings.reached, node), new_pool(settings, node))
+    return pool
 
 
 class Server:
