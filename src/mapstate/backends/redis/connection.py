@@ -25,7 +25,7 @@ _pools: dict[tuple[int, Any, Any], ConnectionPool] = {}
 
 
 def pool_of(settings: Any, node: Any = None) -> ConnectionPool:
-    """The connections of this process, in a cluster to ``node``. `RedisSettings` whose `reached` is equal share them."""
+    """The connections of this process, in a cluster to ``node``. Settings whose `reached` is equal share them."""
     pid = os.getpid()
     pool = _pools.get((pid, settings.reached, node))
     if pool is None:
