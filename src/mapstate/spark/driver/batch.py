@@ -105,11 +105,11 @@ class BatchDriver:
         return self._calls[1]
 
     def _give_up(self, run: QueryRun, error: BaseException) -> None:
-        opened = self._open
+        held = self._open
         if run.run_id is not None:
             self._open = None  # Spark ends a query that raised; the next call is another start
-        if opened is not None and opened[0] == run:  # else it failed before this run opened its ledgers
-            repeats.give_up(opened[1], error)
+        if held is not None and held[0] == run:  # else it failed before this run opened its ledgers
+            repeats.give_up(held[1], error)
 
     def _run(self, batch: _Batch, upstream_txid: int | None) -> None:
         for state in self._states:
@@ -144,11 +144,10 @@ class BatchDriver:
         """Begins the batch in all states, or finds it committed in all of them. The first batch of a run opens them."""
         batch_id, run = batch.batch_id, batch.run
         plan = self._planned.next(batch.access, batch_id, run, upstream_txid)
-        opened = None if self._open is None or self._open[0] != run else self._open[1]
-        if self._quarantine is not None and (opened is None or run.run_id is None):  # each call by hand is a new run
+        ledgers = None if self._open is None or self._open[0] != run else self._open[1]
+        if self._quarantine is not None and (ledgers is None or run.run_id is None):  # each call by hand is a new run
             self._quarantine.list_kept(batch.df, run.query_id, batch_id)
-        if opened is not None:
-            ledgers = opened
+        if ledgers is not None:
             answers = batch.ask(ledgers.begin, batch_id, plan)
         else:
             if batch.access.is_over():
