@@ -12,10 +12,9 @@ import msgspec
 from mapstate.errors import CorruptRecordError, SerializationError, cut, shown
 from mapstate.schema import Field, StateType
 from mapstate.serializers.tiles import TileLayout
-from mapstate.serializers.value_types import TXID, Array, Convert, WireForm, each, from_wire, to_wire, wire_type
+from mapstate.serializers.value_types import TXID, VALUES_AT, RecordLayout, WireForm
 
 _UNREADABLE = (msgspec.MsgspecError, ValueError, LookupError, TypeError, RecursionError)
-_VALUES_AT: dict[StateType, tuple[int, ...]] = {"non-transactional": (), "transactional": (1,), "opaque": (1, 2)}
 
 
 class Serializer(ABC):
@@ -59,7 +58,7 @@ class RecordCodec:
     ) -> None:
         self._state = state
         self._encode_all = serializer.encode_all
-        form, make = WireForm(serializer.float_words, serializer.native), TileLayout if in_tiles else _Layout
+        form, make = WireForm(serializer.float_words, serializer.native), TileLayout if in_tiles else RecordLayout
         self._layouts: list[tuple[int, Any]] = [
             (txid, make(serializer.decoder, form, state_type, fields[:count])) for txid, count in field_counts
         ]
@@ -67,7 +66,7 @@ class RecordCodec:
         self._fields = len(fields)
         self._txid_at = -1 if serializer.native else 0
         if len(field_counts) > 1:
-            values = (serializer.undecoded,) * len(_VALUES_AT[state_type])
+            values = (serializer.undecoded,) * len(VALUES_AT[state_type])
             parts = (*values, TXID) if serializer.native else (TXID, *values)
             self._txid = serializer.decoder(tuple[parts])  # type: ignore[valid-type]
 
@@ -152,70 +151,3 @@ class RecordCodec:
             state=self._state,
             key=str(key),
         )
-
-
-class _Layout:
-    """The form of records with the first fields only: those of a time before fields were added."""
-
-    def __init__(self, decoder: Any, form: WireForm, state_type: StateType, fields: Sequence[Field]) -> None:
-        array: Array = list if form.native else tuple
-        self.count = len(fields)
-        if self.count == 1:
-            kind = wire_type(fields[0].type, form)
-            value: Any = kind if kind is Any or fields[0].type.startswith("struct<") else kind | tuple[None]
-            out_of = _unless_null(to_wire(fields[0].type, form), array)
-            into = _unless_null(from_wire(fields[0].type, form), tuple)
-        else:
-            value = tuple[tuple(wire_type(field.type, form) for field in fields)] | None  # type: ignore[misc]
-            out_of = each([to_wire(field.type, form) for field in fields], array)
-            into = each([from_wire(field.type, form) for field in fields], tuple)
-        places = _VALUES_AT[state_type]
-        self.out_of: Convert | None
-        self.into: Convert | None
-        if form.native:
-            record = tuple[(*(value for _ in places), TXID)] if places else tuple[value]  # type: ignore[misc]
-            self.out_of, self.into = _txid_last(out_of, places), _txid_first(into, places)
-        else:
-            record = tuple[(TXID, *(value for _ in places))] if places else value  # type: ignore[misc]
-            self.out_of, self.into = _at_places(out_of, places), _at_places(into, places)
-        self.decode = decoder(record).decode
-
-
-def _unless_null(convert: Convert | None, array: Array) -> Convert | None:
-    if convert is None and array is tuple:
-        return None
-    own, null = convert or _as_it_is, array((None,))
-    return lambda value: value if value is None else null if value == (None,) else own(value)
-
-
-def _at_places(convert: Convert | None, places: tuple[int, ...]) -> Convert | None:
-    """The conversion of a record by the conversion of its values."""
-    if convert is None or not places:
-        return convert
-    if len(places) == 1:
-        return lambda record: (record[0], convert(record[1]))
-    return lambda record: (record[0], convert(record[1]), convert(record[2]))
-
-
-def _txid_last(convert: Convert | None, places: tuple[int, ...]) -> Convert:
-    """The conversion of a record to its native form, with the txid last."""
-    own = convert or _as_it_is
-    if not places:
-        return lambda value: [own(value)]
-    if len(places) == 1:
-        return lambda record: [own(record[1]), record[0]]
-    return lambda record: [own(record[1]), own(record[2]), record[0]]
-
-
-def _txid_first(convert: Convert | None, places: tuple[int, ...]) -> Convert:
-    """The conversion of a native form to its record, with the txid first."""
-    own = convert or _as_it_is
-    if not places:
-        return lambda native: own(native[0])
-    if len(places) == 1:
-        return lambda native: (native[1], own(native[0]))
-    return lambda native: (native[2], own(native[0]), own(native[1]))
-
-
-def _as_it_is(value: Any) -> Any:
-    return value
