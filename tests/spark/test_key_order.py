@@ -19,8 +19,7 @@ from mapstate.errors import ConfigurationError
 from mapstate.keys import KeyCodec
 from mapstate.schema import KeyField
 from mapstate.spark.driver import state
-from mapstate.spark.driver.apply import Grouping
-from mapstate.spark.driver.key_parts import by_part
+from mapstate.spark.driver.apply import Grouping, by_part
 
 KEYS = [f"{letter}{number}" for letter in "zäaé漢B" for number in range(100)]
 

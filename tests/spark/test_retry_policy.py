@@ -10,8 +10,7 @@ from pyspark.errors import AnalysisException, PySparkValueError, PythonException
 
 from mapstate import Count, Sum, Topology, errors, newStream, non_transactional, opaque, open_reader, transactional
 from mapstate.backends import resolve
-from mapstate.spark.driver.causes import Cause, cause_of
-from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
+from mapstate.spark.driver.retry_policy import Cause, Decision, RetryPolicy, cause_of
 from mapstate.testing import Fail, FaultyBackend
 
 ANEW, RAISE, ASIDE = Decision.BEGIN_ANEW, Decision.RAISE, Decision.SET_ASIDE

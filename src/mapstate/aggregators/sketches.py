@@ -18,7 +18,7 @@ from mapstate.aggregators.aggregator import Aggregator, Row, column_type
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.of_column import FLOATS, INTEGERS, OfColumn, unsupported
 from mapstate.errors import ConfigurationError
-from mapstate.serializers.checksums import CHECKED, with_checksum
+from mapstate.serializers.value_types import CHECKED, with_checksum
 from mapstate.sketches import bounds, datasketches, read_sketch, theta_bytes
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import zlib
 from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
@@ -16,7 +17,6 @@ import msgspec
 
 from mapstate.errors import SerializationError, UnsupportedTypeError, shown
 from mapstate.schema import Field, StateType
-from mapstate.serializers.checksums import CHECKED, verified
 
 TXID = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -42,6 +42,9 @@ _SCALARS: dict[str, Any] = {
 
 INTEGERS = [name for name, kind in _SCALARS.items() if kind is int]
 """The types of integers of at most 64 bits."""
+
+CHECKED = ":binary,crc32:bigint>"
+"""The end of the type of a binary value that another library reads, and that might crash on damaged bytes."""
 
 
 class WireForm(NamedTuple):
@@ -137,7 +140,7 @@ def from_wire(name: str, form: WireForm) -> Convert | None:
     if form.native and name == "string":
         return _native_to_text
     if name.endswith(CHECKED):
-        return verified
+        return _verified
     if name.startswith("struct<"):
         return each([from_wire(part, form) for part in struct_parts(name)], tuple)
     if name.startswith("array<"):
@@ -306,3 +309,18 @@ def _txid_first(convert: Convert | None, places: tuple[int, ...]) -> Convert:
 
 def _as_it_is(value: Any) -> Any:
     return value
+
+
+def with_checksum(data: bytes) -> tuple[bytes, int]:
+    """The value of some bytes."""
+    return data, zlib.crc32(data)
+
+
+def _verified(value: Sequence[Any] | None) -> tuple[bytes, int] | None:
+    """The decoded value. Raises ValueError, from which the codec makes a CorruptRecordError."""
+    if value is None:
+        return None
+    data, checksum = value
+    if data is None or zlib.crc32(data) != checksum:
+        raise ValueError("the bytes of a sketch differ from their crc32")
+    return bytes(data), checksum

@@ -98,9 +98,26 @@ class Grouping:
             return self.places
         if order == "hash":
             return [F.xxhash64(*self.places)]
-        from mapstate.spark.driver.key_parts import by_part
-
         return [by_part(order, self._key_fields, self.places)]
+
+
+def by_part(parts: int, keys: Sequence[KeyField], places: Sequence[Column]) -> Column:
+    """A number by which rows with the key columns ``places`` are sorted, by part and then by a hash. Driver."""
+    from pyspark.sql import functions as F
+
+    text = F.concat_ws("|", *(_key_text(place, key.type) for place, key in zip(places, keys, strict=True)))
+    part = F.pmod(F.crc32(text), F.lit(parts))
+    return F.shiftleft(part, 48).bitwiseOR(F.shiftrightunsigned(F.xxhash64(*places), 16))
+
+
+def _key_text(place: Column, kind: str) -> Column:
+    """A key column as `KeyCodec` writes it; not for nulls and what it escapes, whose parts come out of order."""
+    from pyspark.sql import functions as F
+
+    if kind == "timestamp":
+        utc = F.to_utc_timestamp(place, F.current_timezone())
+        return F.date_format(utc, "yyyy-MM-dd'T'HH:mm:ss.SSSSSS'Z'")
+    return place.cast("string")
 
 
 class AttemptResult:

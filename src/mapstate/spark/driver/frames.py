@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from mapstate.errors import DataError, MapStateError, cut
 from mapstate.spark.driver.access import access_of, configured
-from mapstate.spark.driver.causes import Cause, cause_of, named_cause
 from mapstate.spark.driver.job import Step, StreamPlan
+from mapstate.spark.driver.retry_policy import Cause, cause_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -99,7 +100,7 @@ class Frames:
                 sent = kept, kept.count() if self._is_shared else None
             else:
                 before = rows(steps[:-1])[0]
-                with named_cause(steps[-1], self._plan.stream):
+                with _named_cause(steps[-1], self._plan.stream):
                     frame = steps[-1](before, batch_id)
                 sent = frame, None
                 if sum(_are_equal(other[: len(steps)], steps) for other in self._steps) > 1:
@@ -123,3 +124,22 @@ def _are_equal(some: tuple[Step, ...], others: tuple[Step, ...]) -> bool:
         return bool(some == others)
     except Exception:  # noqa: BLE001  anybody's code
         return False
+
+
+@contextmanager
+def _named_cause(step: Any, stream: str) -> Iterator[None]:
+    """Around one step of a stream. An error of a user's own function is the batch's: the empty stream has passed it."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (MapStateError, PySparkException, Py4JError):
+        raise
+    except Exception as error:
+        function = getattr(step, "function", step)
+        name = str(getattr(function, "__name__", type(function).__name__))
+        raise DataError(
+            f"the function {name} in a transform of the stream {stream!r} raised {type(error).__name__}: {cut(error)}",
+            function=name,
+        ) from error
