@@ -19,7 +19,7 @@ from mapstate.protocol.ledger_record import AlreadyCommitted, OpenRequest
 from mapstate.protocol.rolling import Tiling
 from mapstate.protocol.windows import NEVER
 from mapstate.serializers.tiles import Tiles, Undo, undo_of
-from mapstate.spark.driver.access_interface import QueryRun
+from mapstate.spark.driver.query_run import QueryRun
 from mapstate.spark.driver.window_rows import TILE
 
 __all__ = ["MUTANTS", "Mutant"]
@@ -190,13 +190,13 @@ MUTANTS = [
     Mutant(
         "every call is taken for one by hand",
         "mapstate.spark.driver.access",
-        "_ClassicAccess.run",
+        "ClassicAccess.run",
         _every_call_by_hand,
     ),
     Mutant(
         "a call from a pool's thread is taken for one by hand",
         "mapstate.spark.driver.access",
-        "_ClassicAccess.run",
+        "ClassicAccess.run",
         _pool_by_hand,
     ),
     Mutant(

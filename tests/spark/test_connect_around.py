@@ -36,8 +36,8 @@ from test_spark_offsets import (  # noqa: F401
 )
 
 from mapstate import errors, open_reader
-from mapstate.spark.driver.access_interface import SourceLog
 from mapstate.spark.driver.connect import Served, ServedQuery, error_of, sources_of
+from mapstate.spark.driver.query_run import SourceLog
 from mapstate.testing import wait_for
 
 pytestmark = pytest.mark.spark

@@ -104,7 +104,7 @@ def test_totals_of_a_query_that_runs_are_refused_at_its_first_batch(mode, make, 
 
 def test_a_query_that_runs_is_asked_for_its_mode_once(spark, three, url, monkeypatch):
     asked = []
-    monkeypatch.setattr(access._ClassicAccess, "check_running_increments", lambda own: asked.append(own))  # noqa: PLW0108  bound
+    monkeypatch.setattr(access.ClassicAccess, "check_running_increments", lambda own: asked.append(own))  # noqa: PLW0108  bound
     frame = three.stream(spark)
     job = newStream("by_user", frame).groupBy("user_id").persistentAggregate(opaque(url), visits=Count())
     finish(job.start(three.checkpoint, trigger=AVAILABLE))

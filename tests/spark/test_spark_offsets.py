@@ -18,8 +18,8 @@ from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.plans import BatchPlan
 from mapstate.spark.driver import offsets as module
 from mapstate.spark.driver import uncounted_files
-from mapstate.spark.driver.access_interface import QueryRun, SourceLog
 from mapstate.spark.driver.offsets import PlannedBatches, known_files, offsets_passed, with_files
+from mapstate.spark.driver.query_run import QueryRun, SourceLog
 from mapstate.spark.driver.uncounted_files import files_not_counted
 
 pytestmark = pytest.mark.spark

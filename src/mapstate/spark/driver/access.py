@@ -8,15 +8,20 @@ from contextlib import closing, contextmanager
 from functools import cached_property, lru_cache, reduce
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mapstate.errors import UsageError
-from mapstate.spark.driver import access_interface
-from mapstate.spark.driver.access_interface import FUNCTION_PAGE, Access, QueryRun
+from mapstate.spark.driver import query_run
 from mapstate.spark.driver.jvm import JvmAccess, StartedQuery
+from mapstate.spark.driver.query_run import FUNCTION_PAGE, QueryRun
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from mapstate.spark.driver.connect import ConnectAccess
+
+
+Access: TypeAlias = "ClassicAccess | ConnectAccess"
 
 
 def access_of(frame: DataFrame) -> Access:
@@ -25,7 +30,7 @@ def access_of(frame: DataFrame) -> Access:
         from mapstate.spark.driver.connect import ConnectAccess
 
         return ConnectAccess(frame)
-    return _ClassicAccess(frame)
+    return ClassicAccess(frame)
 
 
 def is_connect(frame: Any) -> bool:
@@ -63,8 +68,8 @@ def configured(batch_df: DataFrame, settings: Mapping[str, str]) -> Iterator[Non
                     conf.unset(name) if before is None else conf.set(name, before)
 
 
-class _ClassicAccess(JvmAccess):
-    """See `Access` for its methods."""
+class ClassicAccess(JvmAccess):
+    """Made for each question, from the frame of a batch. Driver."""
 
     def __init__(self, frame: DataFrame) -> None:
         self.frame: Any = frame
@@ -72,9 +77,14 @@ class _ClassicAccess(JvmAccess):
 
     @property
     def origin(self) -> object:
+        """What columns belong to: they are of no use in another one."""
         return self.context._jvm
 
     def run(self, default: str, batch_id: int | None = None) -> QueryRun:
+        """The run of which the frame is; ``default`` owns the state where the function is called by hand.
+
+        Raises UsageError where nothing tells, and where ``batch_id`` is not the query's present batch.
+        """
         known = self.query
         if known is None:
             return QueryRun(default, None)
@@ -87,6 +97,7 @@ class _ClassicAccess(JvmAccess):
         return known.run
 
     def text(self, place: str) -> str:
+        """A file of the checkpoint. Raises whatever Python or Spark raises."""
         if place.startswith("file:"):  # and nothing in it is escaped
             return Path(place.removeprefix("file:")).read_text("utf-8")
         jvm = self.context._jvm
@@ -114,7 +125,7 @@ class _ClassicAccess(JvmAccess):
             else:
                 known = next((one for one in running if one.run.query_id == query_id), None)
                 if known is None:
-                    access_interface.check_by_hand(query_id, self.frame.sparkSession.conf, runs=bool(running))
+                    query_run.check_by_hand(query_id, self.frame.sparkSession.conf, runs=bool(running))
         if known is not None and query_id not in (None, known.run.query_id):
             raise UsageError(
                 f"a DataFrame of query {known.run.query_id} came to a state in the function of query {query_id}. "

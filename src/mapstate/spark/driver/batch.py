@@ -24,8 +24,7 @@ from mapstate.errors import FencedError, StoreUnavailableError, UsageError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.spark.driver import repeats
-from mapstate.spark.driver.access import access_of
-from mapstate.spark.driver.access_interface import Access, QueryRun, has_ended
+from mapstate.spark.driver.access import Access, access_of
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.calls import Calls, calls_of_run, in_parts, others_had_parts
 from mapstate.spark.driver.executors import check_executors
@@ -33,6 +32,7 @@ from mapstate.spark.driver.frames import Frames, SentRows
 from mapstate.spark.driver.job import Follower, StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_passed
 from mapstate.spark.driver.quarantine import Quarantine
+from mapstate.spark.driver.query_run import QueryRun, has_ended
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spec import StateSpec

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 from mapstate.errors import MissingBatchesError, UsageError
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.spark.driver import repeats
-from mapstate.spark.driver.access_interface import FUNCTION_PAGE, Access, QueryRun
+from mapstate.spark.driver.access import Access
 from mapstate.spark.driver.job import StreamPlan
+from mapstate.spark.driver.query_run import FUNCTION_PAGE, QueryRun
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.operations.checkpoint import local_path
-from mapstate.spark.driver.access_interface import FILTER, QueryRun, SourceLog
 from mapstate.spark.driver.job import Branch
+from mapstate.spark.driver.query_run import FILTER, QueryRun, SourceLog
 from mapstate.spark.executor.error_text import error_from_text, errors_as_text
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def _serve(*fields: Any) -> Served:
 
 
 class ConnectAccess:
-    """See `Access`."""
+    """See `ClassicAccess`."""
 
     served: ClassVar[Served | None] = None
     _run: ClassVar[QueryRun | None] = None
@@ -78,11 +78,11 @@ class ConnectAccess:
 
     @property
     def origin(self) -> object:
-        """See `Access.origin`: here columns are names of expressions."""
+        """See `ClassicAccess.origin`: here columns are names of expressions."""
         return ConnectAccess
 
     def run(self, default: str, batch_id: int | None = None) -> QueryRun:  # noqa: ARG002  `ServedQuery` passes it on
-        """See `Access.run`. The query's id is in its checkpoint; the run is asked of the server once."""
+        """See `ClassicAccess.run`. The query's id is in its checkpoint; the run is asked of the server once."""
         if _URL not in os.environ:
             return QueryRun(default, None)
         served = self._served()
@@ -99,11 +99,11 @@ class ConnectAccess:
         return run
 
     def is_over(self) -> bool:
-        """See `Access.is_over`: the worker ends with its query."""
+        """See `ClassicAccess.is_over`: the worker ends with its query."""
         return False
 
     def first_batch(self) -> int:
-        """See `Access.first_batch`: each batch is given, so nobody has to ask."""
+        """See `ClassicAccess.first_batch`: each batch is given, so nobody has to ask."""
         return sys.maxsize
 
     def may_go_on(self) -> bool:
@@ -116,7 +116,7 @@ class ConnectAccess:
             return False
 
     def check_increments(self, output_mode: str) -> None:
-        """See `Access.check_increments`. The plan is on the server, so such a mode is refused."""
+        """See `ClassicAccess.check_increments`. The plan is on the server, so such a mode is refused."""
         raise UsageError(
             f"outputMode={output_mode.lower()!r}: under Spark Connect nobody can tell whether this stream sends "
             "increments or totals, which a state would add up. Nothing was written. Use outputMode='append', which "
@@ -124,7 +124,7 @@ class ConnectAccess:
         )
 
     def check_running_increments(self) -> None:
-        """See `Access.check_running_increments`: `start_query` has checked it, and nothing else starts a query."""
+        """See `ClassicAccess.check_running_increments`: `start_query` has checked it, and nothing else starts one."""
 
     def checkpoint(self) -> str:
         return self._served().checkpoint
@@ -133,18 +133,18 @@ class ConnectAccess:
         return list(self._served().sources)
 
     def filters(self) -> tuple[str, ...]:
-        """See `Access.filters`: of the plan of which the client knew."""
+        """See `ClassicAccess.filters`: of the plan of which the client knew."""
         return self._served().filters
 
     def text(self, place: str) -> str:
-        """See `Access.text`. A local file is here: the worker runs beside the server."""
+        """See `ClassicAccess.text`. A local file is here: the worker runs beside the server."""
         path = local_path(place)
         if path is not None:
             return path.read_text("utf-8")
         return str(self._session.read.format("text").option("wholetext", True).load(place).collect()[0][0])
 
     def initial(self, count: int) -> list[str | None]:
-        """See `Access.initial`: the sources' own files have as many forms as there are sources."""
+        """See `ClassicAccess.initial`: the sources' own files have as many forms as there are sources."""
         return [None] * count
 
     def progress(self) -> tuple[list[str | None], list[str | None]]:
@@ -155,11 +155,11 @@ class ConnectAccess:
         return master == "local" or master.startswith("local[")
 
     def parallelism(self) -> int:
-        """See `Access.parallelism`: the tasks of a shuffle. The server spreads rows by what it knows itself."""
+        """See `ClassicAccess.parallelism`: the tasks of a shuffle. The server spreads rows by what it knows itself."""
         return int(self._session.conf.get("spark.sql.shuffle.partitions", "200") or 200)
 
     def on_executors(self, ask: Callable[[], str]) -> list[str]:
-        """See `Access.on_executors`: a task for each core."""
+        """See `ClassicAccess.on_executors`: a task for each core."""
 
         def answer(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             yield pa.RecordBatch.from_pydict({"answer": [ask()]})
@@ -167,10 +167,10 @@ class ConnectAccess:
         return [row[0] for row in self._session.range(1 << 16).mapInArrow(answer, "answer string").collect()]
 
     def plan_rows(self) -> None:
-        """See `Access.plan_rows`: the server's errors come by themselves."""
+        """See `ClassicAccess.plan_rows`: the server's errors come by themselves."""
 
     def release(self) -> None:
-        """See `Access.release`: the server does it when the frame has gone."""
+        """See `ClassicAccess.release`: the server does it when the frame has gone."""
 
     @contextmanager
     def tagged(self, tag: str) -> Iterator[None]:

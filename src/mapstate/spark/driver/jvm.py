@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from mapstate.errors import UsageError
-from mapstate.spark.driver import access_interface
-from mapstate.spark.driver.access_interface import QueryRun, SourceLog
+from mapstate.spark.driver import query_run
+from mapstate.spark.driver.query_run import QueryRun, SourceLog
 
 
 class StartedQuery(NamedTuple):
@@ -28,7 +28,7 @@ class StartedQuery(NamedTuple):
 
 
 class JvmAccess(ABC):
-    """See `Access` for its methods. ``frame`` is that of a batch, ``context`` its SparkContext."""
+    """The base of `ClassicAccess`. ``frame`` is that of a batch, ``context`` its SparkContext."""
 
     frame: Any
     context: Any
@@ -44,13 +44,16 @@ class JvmAccess(ABC):
         return None if self.query is None else self.query.execution
 
     def is_over(self) -> bool:
+        """Whether the query has ended, and the call comes from a thread that outlives it."""
         return self.query is not None and not self.query.thread.isAlive()
 
     def first_batch(self) -> int:
+        """The first batch of the present run of which Spark still knows; of a streaming query only."""
         done = self._execution.recentProgress()
         return min((int(one.batchId()) for one in done), default=sys.maxsize)
 
     def may_go_on(self) -> bool:
+        """False once somebody has stopped the query: jobs that failed since were cancelled."""
         if self.context._jvm is None:  # the session was stopped
             return False
         try:
@@ -59,25 +62,31 @@ class JvmAccess(ABC):
             return False
 
     def check_increments(self, output_mode: str) -> None:
-        access_interface.check_plan(self.frame._jdf.queryExecution().analyzed(), output_mode)
+        """See `check_plan`, of a query of this frame that is to start in a mode not append."""
+        query_run.check_plan(self.frame._jdf.queryExecution().analyzed(), output_mode)
 
     def check_running_increments(self) -> None:
+        """See `check_plan`, of the query that calls. Nothing to check where called by hand."""
         execution = self._execution
         mode = "append" if execution is None else str(execution.outputMode().toString())
         if mode.lower() != "append":
-            access_interface.check_plan(execution.analyzedPlan(), mode)
+            query_run.check_plan(execution.analyzedPlan(), mode)
 
     def checkpoint(self) -> str:
+        """Where the query that calls keeps its logs; the same in all of a run. Raises whatever Spark raises."""
         return str(self._execution.resolvedCheckpointRoot())
 
     def file_sources(self) -> list[SourceLog | None]:
+        """In the order of the offsets, None for another source; the same in all of a run. Empty if nobody can tell."""
         sources = self._execution.sources()
         return [_source_log(sources.apply(at)) for at in range(sources.size())]
 
     def filters(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(access_interface.FILTER.findall(str(self._execution.analyzedPlan().toString()))))
+        """What `FILTER` finds in the plan of the query that calls; the same in all of a run."""
+        return tuple(dict.fromkeys(query_run.FILTER.findall(str(self._execution.analyzedPlan().toString()))))
 
     def initial(self, count: int) -> list[str | None]:  # noqa: ARG002  Spark knows
+        """Where the first batch starts in each of ``count`` sources: what a source has written down, or None."""
         sources, found = self._execution.sources(), list[str | None]()
         for at in range(sources.size()):
             try:
@@ -87,6 +96,7 @@ class JvmAccess(ABC):
         return found
 
     def progress(self) -> tuple[list[str | None], list[str | None]]:
+        """Where the present batch starts and ends in each source, where the log cannot be read."""
         query = self._execution
         every = [query.sources().apply(at) for at in range(query.sources().size())]
         known = ([of.get(one) for one in every] for of in (query.committedOffsets(), query.availableOffsets()))
@@ -94,24 +104,30 @@ class JvmAccess(ABC):
         return start, end
 
     def is_local(self) -> bool:
+        """Whether tasks run in the process of the driver, so that no executor can be lost."""
         return bool(self.context._jsc.isLocal())
 
     def parallelism(self) -> int:
+        """How many tasks run at one time, as far as anybody can tell."""
         return int(self.context.defaultParallelism)
 
     def on_executors(self, ask: Callable[[], str]) -> list[str]:
+        """What ``ask`` returns on each executor that is there, some of them more than once."""
         # Spark gives each executor one task before it gives any of them a second one. The driver is in the count.
         executors = max(self.context._jsc.sc().getExecutorMemoryStatus().size() - 1, 1)
         return list(self.context.parallelize(range(executors), executors).map(lambda _: ask()).collect())
 
     def plan_rows(self) -> None:
+        """Plan the frame and begin its job, so that what Spark cannot run raises here."""
         self.frame._jdf.queryExecution().toRdd()
 
     def release(self) -> None:
+        """Release the storage of a frame that `localCheckpoint` has made."""
         self.frame._jdf.queryExecution().logical().rdd().unpersist(False)
 
     @contextmanager
     def tagged(self, tag: str) -> Iterator[None]:
+        """The jobs that this thread starts inside can be ended with `cancel`."""
         self.context.addJobTag(tag)  # the session's own tags do not reach the jobs that Python starts
         try:
             yield
@@ -119,6 +135,7 @@ class JvmAccess(ABC):
             self.context.removeJobTag(tag)
 
     def cancel(self, tag: str) -> None:
+        """End the jobs of a tag, from any thread. Tasks that run already may go on for a while."""
         self.context.cancelJobsWithTag(tag)
 
 

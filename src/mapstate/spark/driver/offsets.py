@@ -16,7 +16,8 @@ from typing import Any
 
 from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.plans import BatchPlan, by_partition
-from mapstate.spark.driver.access_interface import Access, QueryRun, SourceLog
+from mapstate.spark.driver.access import Access
+from mapstate.spark.driver.query_run import QueryRun, SourceLog
 
 NO_HOST = re.compile("^([A-Za-z0-9+.-]+:)///")  # the log has file:///x where _metadata.file_path has file:/x
 _STORE = re.compile(r"\[[A-Za-z0-9+.-]+:(//[^/]*)?/")  # in a source's name

@@ -14,8 +14,8 @@ from mapstate.protocol.following import digest_of_files
 from mapstate.protocol.plans import by_partition
 from mapstate.reader import open_reader
 from mapstate.spark.driver.access import is_connect, java_class
-from mapstate.spark.driver.access_interface import FILTER_NAME
 from mapstate.spark.driver.offsets import NO_HOST
+from mapstate.spark.driver.query_run import FILTER_NAME
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:

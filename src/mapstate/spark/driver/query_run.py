@@ -1,0 +1,78 @@
+"""A query and its start, by which batches are told apart; and the refusals of frames and plans that fit none."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NamedTuple
+
+from mapstate.errors import UsageError
+
+FUNCTION_PAGE = "See docs/guides/foreach-batch.md"
+
+FILTER_NAME = "files_not_counted "
+"""Before the digest in the text of a plan that leaves files out, see `files_not_counted`."""
+
+
+def has_ended() -> UsageError:
+    """The error of a DataFrame whose query has ended."""
+    return UsageError(
+        "this DataFrame is of a streaming query that has ended. Nothing was written. Let no thread outlive the "
+        f"function that Spark calls. {FUNCTION_PAGE}"
+    )
+
+
+_SET_BY_STREAMS = "spark.sql.requireAllClusterKeysForDistribution"
+"""A setting internal to Spark, which a query sets in its own copy of the session and nobody else does."""
+
+
+def check_by_hand(query_id: str | None, conf: Any, *, runs: bool) -> None:
+    """Raises UsageError unless no batch of any query can have brought a frame that no query is known to have.
+
+    ``query_id``  what its thread says; ``conf``  of its session; ``runs``  some query runs
+    """
+    if query_id is not None or conf.get(_SET_BY_STREAMS, None) is not None:
+        raise has_ended()
+    if runs:
+        raise UsageError(
+            "a streaming query runs, and nothing tells whether this DataFrame is of one of its batches. Nothing "
+            "was written. Make it with the rows.sparkSession of the batch, or call by hand while no query runs. "
+            f"{FUNCTION_PAGE}"
+        )
+
+
+_SENDS_TOTALS = ("Aggregate", "Distinct")
+
+
+def check_plan(plan: Any, output_mode: str) -> None:
+    """Before rows of a query are added to a state, in a mode that is not append. Driver.
+
+    ``plan`` is the JVM's. Raises UsageError if a streaming aggregation would send each key's total again and again.
+    Other stateful operators send a row once also in update mode, and what a user's own sends is the user's.
+    """
+    if plan.getClass().getSimpleName() in _SENDS_TOTALS and plan.isStreaming():
+        raise UsageError(
+            f"the stream is aggregated before it comes here, and outputMode={output_mode.lower()!r} sends totals, not "
+            "increments: a state would add totals up. Nothing was written. Aggregate here instead, by "
+            "newStream(...).groupBy(...).persistentAggregate(...); or use a watermark and outputMode='append'. See "
+            "docs/guarantees.md#rows-are-increments"
+        )
+    children = plan.children()
+    for at in range(children.size()):
+        check_plan(children.apply(at), output_mode)
+
+
+FILTER = re.compile(f"{FILTER_NAME}([0-9a-f]{{16}})")
+
+
+class QueryRun(NamedTuple):
+    """The query of a checkpoint, and one start of it; None where the function is called by hand."""
+
+    query_id: str
+    run_id: str | None
+
+
+class SourceLog(NamedTuple):
+    """What a file source calls itself, and where it keeps the log of its files."""
+
+    name: str
+    place: str
