@@ -63,8 +63,8 @@ def collected(rows: DataFrame) -> list[pa.RecordBatch] | None:
 def apply_if_small(rows: DataFrame, task: BatchTask, grouping: Grouping, most_keys: int) -> AttemptResult | None:
     """`apply_on_driver`, at once. None, and nothing was written, where a batch has more than ``most_keys``.
 
-    Of such a batch no more than so many keys, and one more, of each partition come to the driver. None also where
-    partials are collections or sketches, of which a few may be large.
+    Of such a batch no more than so many keys, and one more, of each partition come to the driver. A key of rolling
+    windows counts once per tile. None also where partials are collections or sketches, of which a few may be large.
     """
     if not grouping.is_narrow(rows):
         return None
