@@ -67,6 +67,8 @@ ADVICE: dict[str, str] = {
     "features#history-first": PAGE_RUNS,
     "readers#how-old": """
         backends/test_max_age.py::test_no_call_answers_as_of_a_commit_that_is_older_than_max_age""",
+    "life#rebuild-and-swap": """
+        operations/test_swap.py::test_a_reader_follows_the_alias_and_a_name_without_one_is_itself""",
     "operating#each-refusal-and-what-to-do: MissingBatchesError": """
         spark/test_advice.py::test_a_store_put_back_from_a_copy_is_right_after_a_rewind
         spark/test_advice.py::test_a_store_put_back_from_a_copy_is_right_after_a_reset_and_a_replay

@@ -76,6 +76,7 @@ def test_the_fields_of_a_commands_json_are_those_of_the_page(name, tmp_path):
     job = Job(url)
     job.batch(a=1)
     job.batch(a=2)
+    Job(url, state="t").batch(a=1)
     Tens(url, "tens").batch({15: {"a": 1}}, watermark=15)
     more = {
         "ls": [],
@@ -84,6 +85,7 @@ def test_the_fields_of_a_commands_json_are_those_of_the_page(name, tmp_path):
         "advance": ["tens", "--to", "17", "--yes"],
         "watch": ["s", "--count", "1"],
         "export": ["s", "--to", str(tmp_path / "x.csv")],
+        "swap": ["s", "--to", "t", "--force"],
         "forget": ["s", "a", "--id", "t", "--yes"],
         **{one: ["s", "--yes"] for one in ("recount", "drop", "rollback")},
     }

@@ -35,6 +35,7 @@ LAYERS = [
     ("protocol.ways_back",),
     ("protocol.transitions",),
     (
+        "protocol.alias",
         "protocol.control",
         "protocol.following",
         "protocol.joint",

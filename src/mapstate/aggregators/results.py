@@ -46,7 +46,7 @@ def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -
     for field in fields:
         name = field.aggregator.partition("(")[0]
         kind: Any = _SHOWN_APART.get(name)
-        windows = CountWindows.fields_of(field)
+        windows = CountWindows.fields_of(field) if name == CountWindows.__name__ else None
         if windows is not None:
             known[field.name] = CountWindows.stored(field, _shown_windows(windows, aggregators), windows)
         elif field.name in aggregators:

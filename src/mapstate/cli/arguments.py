@@ -47,7 +47,7 @@ def _names(ctx: typer.Context, incomplete: str) -> list[str]:
                 break
     except MapStateError:
         return []
-    return sorted(found)
+    return sorted({*found})
 
 
 StoreUrl = Annotated[list[str] | None, typer.Argument(metavar="URL", help=_URL_HELP, show_default=False)]
@@ -73,6 +73,16 @@ Topologies = Annotated[
         metavar="[URL] NAME...",
         help=f"the store, or nothing if {_URL_VARIABLE} has it; and the names of topologies",
         show_default=False,
+    ),
+]
+Exact = Annotated[bool, typer.Option("--exact", help="the state of this name, whatever its alias says")]
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[URL] NAME...",
+        help=f"the store, or nothing if {_URL_VARIABLE} has it; and the names that readers use",
+        show_default=False,
+        autocompletion=_names,
     ),
 ]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="leave an attempt in flight behind; fences its driver")]

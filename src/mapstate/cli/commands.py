@@ -24,7 +24,7 @@ from mapstate.cli.forget import forget
 from mapstate.cli.look import doctor, get, ledger, ls, serve, watch, windows
 from mapstate.cli.show import say
 from mapstate.cli.topologies import activate, deactivate, kill, monitor, rebalance, topologies
-from mapstate.cli.upkeep import adopt, advance, drop, recount, rewind, rollback, vacuum
+from mapstate.cli.upkeep import adopt, advance, drop, recount, rewind, rollback, swap, vacuum
 from mapstate.errors import MapStateError
 from mapstate.urls import LIKE_A_URL
 from mapstate.version import VERSION
@@ -146,7 +146,7 @@ def text_of(topic: str) -> str:
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(ls, get, windows, watch, serve, export, ledger, doctor),
-    *(vacuum, recount, advance, forget, drop, adopt, rollback, rewind),
+    *(vacuum, recount, advance, swap, forget, drop, adopt, rollback, rewind),
     *(topologies, monitor, activate, deactivate, rebalance, kill, explain),
 )
 for _command in _COMMANDS:

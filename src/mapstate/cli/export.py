@@ -11,12 +11,13 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mapstate.cli.arguments import State, Url, store_url
+from mapstate.cli.arguments import Exact, State, Url, store_url
 from mapstate.cli.show import Output, keys_held, progress, say
 from mapstate.errors import StoreError, UnsupportedTypeError, UsageError, missing_driver, shown
 from mapstate.operations.export import Column, Exported, Write
 from mapstate.operations.export import export as export_state
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.aliased import version_of
 from mapstate.reader.tables import array_of, arrow_type
 from mapstate.urls import LIKE_A_URL
 from mapstate.values import json_text, plain, text
@@ -36,6 +37,7 @@ def export(
     format: Annotated[  # noqa: A002  the option's name
         str | None, typer.Option(help="csv, jsonl or parquet; by default, by the end of FILE", show_default=False)
     ] = None,
+    exact: Exact = False,
 ) -> None:
     """Writes all keys and values to a file; exit code 1 if keys are missing or cannot be read.
 
@@ -44,6 +46,7 @@ def export(
     if LIKE_A_URL.search(to):
         raise UsageError("FILE is a local file; what was given looks like a URL, and is not shown")
     place, form, began = store_url(url), _format_of(to, format), time.monotonic()
+    state = state if exact else version_of(place, state)
     try:
         with progress("reading keys", keys_held(place, state)) as update:
             done = export_state(

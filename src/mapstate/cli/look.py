@@ -18,7 +18,7 @@ from rich.live import Live
 from mapstate.backends import missing_file
 from mapstate.batch_report import BatchReport
 from mapstate.cli import show
-from mapstate.cli.arguments import Place, State, StoreUrl, Url, seconds, split_place, store_url, time_of
+from mapstate.cli.arguments import Exact, Place, State, StoreUrl, Url, seconds, split_place, store_url, time_of
 from mapstate.cli.show import Output, progress, say
 from mapstate.errors import CorruptRecordError, MissingKeysError, StoreError, UsageError, cut
 from mapstate.keys import Key
@@ -26,6 +26,8 @@ from mapstate.operations.doctor import examine
 from mapstate.operations.states import ListedState, list_states
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader import StateReader, open_reader
+from mapstate.reader.aliased import alias_of
+from mapstate.reader.committed import FOLLOW
 from mapstate.reader.forms import JsonRows, json_state, rows_of, time_asked, typed_keys
 from mapstate.schema import KeyField
 from mapstate.urls import LIKE_A_URL
@@ -45,40 +47,49 @@ def ls(out: Output, *, url: StoreUrl = None) -> None:
         states = list_states(place)
     out.listing("states", list(map(_json_listed, states)), _STATES, list(map(_listed, states)))
     for state in states:
-        if state.ledger is None:
+        if state.problem:
             out.fail(f"{state.name}: {state.problem}")
 
 
 def _listed(state: ListedState) -> list[str]:
-    ledger = state.ledger
+    ledger, name = state.ledger, state.name
+    if state.alias is not None:
+        name = f"{name} -> {state.alias.to}"
     if ledger is None:
-        return [state.name, "cannot be read", *[""] * 5]
+        return [name, "cannot be read" if state.problem else "alias", *[""] * 5]
     last, held = ledger.last_commit, ledger.keys_held()
     batch = ["no batch", ""] if last is None else [f"batch {last.batch_id}", last.at]
-    return [state.name, ledger.type, *show.schema_of(ledger), *batch, "unknown" if held is None else str(held)]
+    return [name, ledger.type, *show.schema_of(ledger), *batch, "unknown" if held is None else str(held)]
 
 
 def _json_listed(state: ListedState) -> dict[str, object]:
     record = state.ledger
+    alias = {} if state.alias is None else {"alias": state.alias}
     if record is None:
-        return {"state": state.name, "problem": state.problem}
+        return {"state": state.name, "problem": state.problem or None, **alias}
     schema = {"type": record.type, "keys": [key._asdict() for key in record.keys], "owner": record.owner}
     fields = [field._asdict() for field in record.fields]
-    return {"state": state.name, **schema, "fields": fields, **json_state(record), "problem": None}
+    return {"state": state.name, **schema, "fields": fields, **json_state(record), "problem": None, **alias}
 
 
-def ledger(out: Output, *, url: Url = None, state: State) -> None:
+def ledger(out: Output, *, url: Url = None, state: State, exact: Exact = False) -> None:
     """Shows the ledger, and the last hundred batches."""
-    with open_reader(store_url(url), state) as reader:
-        record, reports = reader.ledger(), _reports(reader)
+    place = store_url(url)
+    with open_reader(place, state, follow=None if exact else FOLLOW) as reader:
+        version = reader.current  # of ledger and reports
+        record, reports, alias = version.ledger(), _reports(version), alias_of(place, state)
 
     def print_both() -> None:
+        if alias is not None:
+            keeps = ", ".join(alias.keeps)
+            say(f"{state} -> {alias.to}, swap {alias.number}; kept are {keeps}")
         show.print_ledger(record)
         if reports is not None:
             show.console().print()
             show.print_reports(reports)
 
-    out.answer({"ledger": record, "keys_held": record.keys_held(), "reports": reports}, print_both)
+    document = {"ledger": record, "keys_held": record.keys_held(), "reports": reports}
+    out.answer(document if alias is None else {**document, "alias": alias}, print_both)
 
 
 def _reports(reader: StateReader) -> list[BatchReport] | None:
@@ -126,6 +137,7 @@ def get(
     columns: Annotated[
         str | None, typer.Option(help="the fields to show, with commas between them", show_default=False)
     ] = None,
+    exact: Exact = False,
 ) -> None:
     r"""Shows the value of one key or more, all as of one batch; exit code 1 if a key is absent.
 
@@ -133,7 +145,8 @@ def get(
     """
     url, state, texts = split_place(place)
     chosen = None if columns is None else columns.split(",")
-    with open_reader(url, state) as reader:
+    with open_reader(url, state, follow=None if exact else FOLLOW) as opened:
+        reader = opened.current  # all of one version
         record = reader.ledger()
         keys = typed_keys(texts, record.keys)
         time = None if at is None else time_asked(record, at)
@@ -155,13 +168,15 @@ def windows(
     place: Place,
     since: Annotated[str | None, typer.Option(help="only windows that end later", show_default=False)] = None,
     until: Annotated[str | None, typer.Option(help="only windows that end then or before", show_default=False)] = None,
+    exact: Exact = False,
 ) -> None:
     r"""Shows the windows of one key, also those that still fill; exit code 1 if there is none.
 
     The key is one argument per grouping column, without the window. \N is null.
     """
     url, state, texts = split_place(place)
-    with open_reader(url, state) as reader:
+    with open_reader(url, state, follow=None if exact else FOLLOW) as opened:
+        reader = opened.current  # all of one version
         record = reader.ledger()
         if record.windows is None:
             raise UsageError(f"state {state!r} has no windows by time: mapstate get shows its keys")
@@ -185,6 +200,7 @@ def watch(
     interval: Annotated[float, typer.Option(min=0.05, help="seconds between two looks")] = 2.0,
     count: Annotated[int | None, typer.Option(min=1, help="end after so many looks", show_default=False)] = None,
     limit: Annotated[int, typer.Option(min=1, help="keys that are shown if none is named")] = 20,
+    exact: Exact = False,
 ) -> None:
     """Shows values as they change: a table that is refreshed on a terminal, else lines. Ctrl-C ends it.
 
@@ -193,16 +209,22 @@ def watch(
     url, state, texts = split_place(place)
     with (
         suppress(KeyboardInterrupt),
-        open_reader(url, state) as reader,
+        open_reader(url, state, follow=None if exact else FOLLOW) as reader,
         _shown(state, as_json=out.as_json) as print_it,
     ):
         named = typed_keys(texts, reader.ledger().keys) if texts else None
-        keys, listed_at = named or [], None
+        keys, listed_at, version = named or [], None, ""
         for look in itertools.count(1):
             began = time.monotonic()
             values, ledger = reader.multi_get_as_of(keys)
+            if named is None and ledger.state != version:  # swapped: other keys may come first
+                version, listed_at = ledger.state, None
             for _ in range(_TRIES):
-                if named is not None or len(keys) >= limit or ledger.contents() == listed_at:
+                if (
+                    named is not None
+                    or (listed_at is not None and len(keys) >= limit)
+                    or ledger.contents() == listed_at
+                ):
                     break
                 keys, listed_at = _first_keys(reader, limit), ledger.contents()
                 values, ledger = reader.multi_get_as_of(keys)
@@ -228,7 +250,9 @@ def _shown(state: str, *, as_json: bool) -> Iterator[_Show]:
     to = show.console()
     if as_json:
         yield lambda ledger, rows: show.emit(
-            {"state": state, **json_state(ledger), "is_exact": True} | {"rows": rows_of(ledger).rows(rows)}
+            {"state": state, **({} if ledger.state == state else {"version": ledger.state})}
+            | {**json_state(ledger), "is_exact": True}
+            | {"rows": rows_of(ledger).rows(rows)}
         )
     elif to.is_terminal:
         with Live(console=to, auto_refresh=False) as live:
@@ -248,6 +272,7 @@ def _print_lines(title: str, shown: JsonRows, rows: list[tuple[Key, dict[str, An
 def _title(state: str, ledger: LedgerRecord) -> str:
     last, held = ledger.last_commit, ledger.keys_held()
     batch = "no batch" if last is None else f"batch {last.batch_id}, committed {last.at or 'at an unknown time'}"
+    state = state if state == ledger.state else f"{state} -> {ledger.state}"
     return f"{state}: {batch}" + ("" if held is None else f", {held} keys")
 
 

@@ -159,7 +159,7 @@ def keys_held(url: str, state: str) -> Callable[[], int | None]:
 
     def held() -> int | None:
         try:
-            with open_reader(url, state) as reader:
+            with open_reader(url, state, follow=None) as reader:
                 return reader.key_count()
         except MapStateError:
             return None

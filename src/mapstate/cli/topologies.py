@@ -174,7 +174,7 @@ def _reports(place: str, state: str) -> tuple[str, list[BatchReport]]:
     No report where the state has no batch yet, or lies in another store.
     """
     try:
-        with open_reader(place, state) as reader:
+        with open_reader(place, state, follow=None) as reader:
             return reader.ledger().time_type or "", reader.reports()
     except LedgerError:
         return "", []

@@ -1,4 +1,4 @@
-"""The commands that maintain a state, or put it back: vacuum, recount, advance, drop, adopt, rollback, rewind."""
+"""The commands that maintain a state, swap or remove it, or put it back: from vacuum to rewind."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mapstate.backends import opened
-from mapstate.cli.arguments import State, TakeOver, Url, state_beside, store_url, time_of
+from mapstate.cli.arguments import Exact, Names, State, TakeOver, Url, split_urls, state_beside, store_url, time_of
 from mapstate.cli.show import AskingOutput, Output, keys_held, progress
 from mapstate.errors import UsageError, shown
 from mapstate.operations.adopt import FORMER_OWNER, Adopted
@@ -20,6 +20,8 @@ from mapstate.operations.checkpoint import query_of
 from mapstate.operations.checkpoint import rewind as rewind_checkpoint
 from mapstate.operations.doctor import recount as recount_keys
 from mapstate.operations.drop import drop as drop_state
+from mapstate.operations.swap import keep_only
+from mapstate.operations.swap import swap as swap_aliases
 from mapstate.operations.vacuum import Vacuumed
 from mapstate.operations.vacuum import vacuum as vacuum_state
 from mapstate.protocol import ways_back
@@ -27,6 +29,7 @@ from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.upkeep import check_advance
 from mapstate.reader import open_reader
+from mapstate.reader.aliased import version_of
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.urls import LIKE_A_URL, quoted
 from mapstate.values import plain
@@ -105,7 +108,7 @@ def advance(
     if (to is None) == (back_to is None):
         raise UsageError("give --to TIME or --back-to TIME. Nothing was written.")
     place = store_url(url)
-    with open_reader(place, state) as reader:
+    with open_reader(place, state, follow=None) as reader:
         record = reader.ledger()
     back = to is None
     check_advance(record, back=back)
@@ -136,9 +139,12 @@ def drop(
     force: Annotated[
         bool, typer.Option("--force", help="also with an attempt in flight, or a ledger that cannot be read")
     ] = False,
+    exact: Exact = False,
 ) -> None:
     """Removes a whole state: records, ledger, and all that is stored beside them. Stop the query first."""
     place = store_url(url)
+    if not exact and (to := version_of(place, state)) != state:
+        raise UsageError(f"readers of {state!r} read {to!r}. Nothing was removed. --exact removes {state!r} itself.")
     record = drop_state(place, state, force=force, dry_run=True).ledger
     if record is None:
         removed = f"State {state!r} has no ledger that can be read. All records under its name will be removed."
@@ -159,6 +165,50 @@ def drop(
     counts = {"records": done.records, "foreign": done.foreign, "foreign_keys": done.foreign_keys}
     out.answer(counts, f"Done: {done.records} records removed, and the ledger.")
     _say_foreign(out, done.foreign, done.foreign_keys, "")
+
+
+def swap(
+    out: Output,
+    *,
+    place: Names,
+    to: Annotated[str | None, typer.Option(metavar="VERSION", help="the version to read", show_default=False)] = None,
+    back: Annotated[bool, typer.Option("--back", help="the version before the last swap")] = False,
+    keep: Annotated[bool, typer.Option("--keep-only", help="let all versions but the present one be dropped")] = False,
+    drops: Annotated[list[str], typer.Option(metavar="FIELD", help="a field that readers lose; once for each")] = [],  # noqa: B006
+    max_lag: Annotated[
+        float | None,
+        typer.Option(
+            min=0, help="seconds between the last commits, where offsets cannot be compared", show_default=False
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="also to a version that is behind")] = False,
+    one_by_one: Annotated[
+        bool, typer.Option(help="several names, on a store that cannot swap them in one write")
+    ] = False,
+) -> None:
+    """Has the readers of a name read another version of a state. Several: NAME=VERSION NAME=VERSION."""
+    urls, words = split_urls(place)
+    pairs = dict(word.partition("=")[::2] for word in words)
+    named = [name for name in pairs.values() if name]
+    ways = [to is not None, back, keep, bool(named)]
+    if sum(ways) != 1 or not pairs or (named and len(named) < len(pairs)) or (to is not None and len(pairs) > 1):
+        raise UsageError("say one of --to VERSION, --back, --keep-only, or NAME=VERSION for each. Nothing was written.")
+    url = store_url(urls)
+    if keep:
+        for record in [keep_only(url, name) for name in pairs]:
+            out.answer(record, f"{record.alias} -> {record.to}; no other version is kept.")
+        return
+    done = swap_aliases(
+        *(url, {name: None if back else to or version for name, version in pairs.items()}),
+        drops=drops,
+        max_lag=max_lag,
+        force=force,
+        one_by_one=one_by_one,
+    )
+    for record, distance in done:
+        back_by = f" Back: mapstate swap {record.alias} --back" if record.before else ""
+        said = f"{record.alias} -> {record.to} (number {record.number}). {distance[:1].upper()}{distance[1:]}.{back_by}"
+        out.answer(record, said)
 
 
 def adopt(

@@ -194,7 +194,7 @@ def recount(
 
 
 def _count(backend_or_url: Backend | str, state: str, on_page: OnPage | None) -> CountedKeys:
-    with open_reader(backend_or_url, state) as reader:
+    with open_reader(backend_or_url, state, follow=None) as reader:
         return reader.count_keys(on_page=on_page)
 
 

@@ -10,11 +10,12 @@ import secrets
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mapstate.backends import opened
+from mapstate.backends import opened, resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import Drops, Scan, SpreadFences
 from mapstate.errors import CorruptRecordError, FencedError, StateNotFoundError, UsageError
 from mapstate.findings import named_in
+from mapstate.operations.swap import aliases_of
 from mapstate.protocol.fences import Fences
 from mapstate.protocol.ledger_record import LedgerRecord, clock_txid, encode_ledger, now
 from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store
@@ -52,23 +53,30 @@ def drop(
     Args:
         backend_or_url: The store of the state.
         state: The state's name.
-        force: Also remove a state with an attempt in flight, or with a ledger that cannot be read.
+        force: Also remove a state with an attempt in flight, with a ledger that cannot be read, or kept by an alias.
         dry_run: Check everything, and remove nothing.
         on_page: Called after each page of records with the counts so far.
 
     Raises:
-        UsageError: An attempt is in flight, or the store has no `Drops`.
+        UsageError: An attempt is in flight, an alias keeps the state, or the store has no `Drops`.
         StateNotFoundError: There is neither a ledger nor a record.
         CorruptRecordError: The ledger cannot be read.
         FencedError: Another driver or operator changed the ledger meanwhile.
         StoreError: The store failed.
 
     """
-    with opened(backend_or_url, state) as store:
+    backend = resolve(backend_or_url)
+    with opened(backend, state) as store:
         if not isinstance(store, Drops) or store.drop is None:
             raise UsageError(
                 f"the store of state {state!r} offers no Drops, so it cannot remove a state. Nothing was removed. "
                 "Remove the keys under the state's name with the store's own tools."
+            )
+        names = [] if force else aliases_of(backend, state)
+        if names:
+            raise UsageError(
+                f"the alias {names[0]!r} keeps state {state!r} for its readers. Nothing was removed. Have them read "
+                f"another version, mapstate swap {names[0]} --to VERSION; then mapstate swap {names[0]} --keep-only."
             )
         return _drop(store, state, force=force, dry_run=dry_run, on_page=on_page)
 

@@ -134,7 +134,7 @@ def _collect(
 ) -> tuple[Exported, list[Column]]:
     frozen = isinstance(backend, Snapshots)
     source = _Source(backend, part)
-    with open_reader(source, state) as reader:
+    with open_reader(source, state, follow=None) as reader:
         ledger = reader.ledger()
         start = part.resume(ledger, state, anew_if_changed=frozen)
         resumed = source.skip = part.count()

@@ -9,6 +9,7 @@ from mapstate.backends import check_state_name, missing_file, resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import ListsStates
 from mapstate.errors import ConfigurationError, CorruptRecordError, StoreUnavailableError, UsageError
+from mapstate.protocol.alias import ALIAS_SUFFIX, AliasRecord, decode_alias, is_alias
 from mapstate.protocol.control import is_control
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import decode_ledger
@@ -17,17 +18,19 @@ from mapstate.protocol.stored_ledger import decode_ledger
 class ListedState(NamedTuple):
     """One state of a store.
 
-    ``ledger``   None if it cannot be read
+    ``ledger``   None if it cannot be read, or where the name is an alias alone
     ``problem``  why not, else empty
+    ``alias``    which version readers of the name read, where it has an alias
     """
 
     name: str
     ledger: LedgerRecord | None
     problem: str = ""
+    alias: AliasRecord | None = None
 
 
 def list_states(backend_or_url: Backend | str) -> list[ListedState]:
-    """The states of a store, by name. It only reads.
+    """The states of a store, and the aliases, by name. It only reads.
 
     A state has a ledger: records that lost theirs are not listed. Redis walks through the keys of the whole database,
     in small requests.
@@ -39,11 +42,21 @@ def list_states(backend_or_url: Backend | str) -> list[ListedState]:
     """
     if missing := missing_file(backend_or_url):
         raise StoreUnavailableError(missing)
-    return sorted(_listed(name, ledger) for page in _pages(backend_or_url) for name, ledger in page)
+    found: dict[str, ListedState] = {}
+    for name, data in sorted(one for page in _pages(backend_or_url) for one in page):
+        known = found.get(name) or ListedState(name, None)
+        try:
+            if is_alias(data):
+                found[name] = known._replace(alias=decode_alias(data, name))
+            else:
+                found[name] = known._replace(ledger=decode_ledger(data, name))
+        except CorruptRecordError as error:
+            found[name] = known._replace(problem=error.message)
+    return list(found.values())
 
 
 def state_names(backend_or_url: Backend | str) -> Iterator[list[str]]:
-    """The names of the states, page by page, without a look into their ledgers. Raises the errors of `list_states`."""
+    """The names of states and aliases, page by page; one with both comes twice. Raises the errors of `list_states`."""
     return ([name for name, _ in page] for page in _pages(backend_or_url))
 
 
@@ -55,7 +68,11 @@ def _pages(backend_or_url: Backend | str) -> Iterator[list[tuple[str, bytes]]]:
             "ledger URL STATE"
         )
     return (
-        [(name, ledger) for name, ledger in page if _is_state_name(name) and not is_control(ledger)]
+        [
+            (name.removesuffix(ALIAS_SUFFIX) if is_alias(data) else name, data)
+            for name, data in page
+            if _is_state_name(name) and not is_control(data)
+        ]
         for page in backend.states()
     )
 
@@ -66,10 +83,3 @@ def _is_state_name(name: str) -> bool:
     except ConfigurationError:
         return False
     return True
-
-
-def _listed(name: str, ledger: bytes) -> ListedState:
-    try:
-        return ListedState(name, decode_ledger(ledger, name))
-    except CorruptRecordError as error:
-        return ListedState(name, None, error.message)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from mapstate.errors import AlreadyAliveError, CorruptRecordError, FencedError, NotAliveError, UsageError, cut, shown
-from mapstate.protocol.ledger_record import CONTROL_MARK, is_time
+from mapstate.protocol.ledger_record import CONTROL_MARK, are_times
 
 CONTROL_SUFFIX = ".control"
 """Behind the topology's name: the name under which a store keeps the record, where it keeps the ledger of a state."""
@@ -273,7 +273,7 @@ def _flaw(record: ControlRecord, topology: str) -> str | None:
     for is_flaw, flaw in (
         (record.topology != topology, f"it is that of {cut(record.topology)}"),
         (record.control != _FORMAT, f"it is in format {record.control}"),
-        (not all(times) or not all(map(is_time, times)), "a time is not ISO 8601 with an offset"),
+        (not all(times) or not are_times(times), "a time is not ISO 8601 with an offset"),
         (not all(0 <= number <= _MOST_WAIT for number in numbers), "its seconds are out of range"),
         (record.partitions is not None and record.partitions < 1, "its partitions are no number from 1 up"),
     ):

@@ -28,8 +28,8 @@ An older mapstate refuses such a ledger.
 FORMAT_WITHOUT_PACKED = 5
 """Of rolling windows whose tiles were lists only. It becomes the newer one with the next change of the ledger."""
 
-CONTROL_MARK = b'{"control":'
-"""How the control record of a topology begins, and no ledger; see `mapstate.protocol.control`."""
+CONTROL_MARK, ALIAS_MARK = NO_LEDGERS = b'{"control":', b'{"alias":'
+"""How the control record of a topology and an alias begin, and no ledger; see `protocol.control`, `protocol.alias`."""
 
 _EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp()
 
@@ -316,9 +316,9 @@ def now() -> str:
     return dt.datetime.now(dt.UTC).isoformat(timespec="milliseconds")
 
 
-def is_time(text: str) -> bool:
-    """Whether the text is a time of a ledger or a report: ISO 8601 with an offset, or empty if unknown."""
+def are_times(texts: list[str]) -> bool:
+    """Whether the texts are times of a ledger or a report: ISO 8601 with an offset, or empty if unknown."""
     try:
-        return not text or dt.datetime.fromisoformat(text).tzinfo is not None
+        return all(not text or dt.datetime.fromisoformat(text).tzinfo is not None for text in texts)
     except ValueError:
         return False

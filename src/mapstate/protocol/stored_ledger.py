@@ -22,12 +22,12 @@ from mapstate.errors import (
 )
 from mapstate.keys import KeyCodec, is_index_key
 from mapstate.protocol.ledger_record import (
-    CONTROL_MARK,
     FORMAT_WITH_ROLLING,
     FORMAT_WITHOUT_PACKED,
+    NO_LEDGERS,
     LedgerRecord,
+    are_times,
     format_of,
-    is_time,
 )
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
@@ -46,8 +46,10 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
     try:
         record = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
-        if isinstance(error, msgspec.ValidationError) and data.startswith(CONTROL_MARK):
-            found = f"{state!r} is no state but the control record of a topology: mapstate list. Nothing was written."
+        if isinstance(error, msgspec.ValidationError) and data.startswith(NO_LEDGERS):
+            found = (
+                f"{state!r} is the control record of a topology, mapstate list, or an alias, mapstate ls, and no state."
+            )
             raise CorruptLedgerError(found, state=state) from None
         raise _corrupt(state, cut(error)) from error
     if record.rolling is not None and record.format == FORMAT_WITHOUT_PACKED:
@@ -96,7 +98,7 @@ def _flaw(record: LedgerRecord) -> str | None:
         (len(set(record.fields)) < len(record.fields), "a field stands twice"),
         (not counts or counts != sorted(counts) or counts[0] < 0, "its field counts are not in order"),
         (bool(counts) and counts[-1] != len(record.fields), "its last field count differs from the number of fields"),
-        (not all(map(is_time, times)), "a time is not ISO 8601 with an offset"),
+        (not are_times(times), "a time is not ISO 8601 with an offset"),
         (record.windows is not None and record.windows.has_flaw(record.keys, commits), "its windows are no windows"),
         (record.changes is not None and record.changes.has_flaw(next_txid), "its change log is none"),
         (record.rolling is not None and record.rolling.has_flaw(commits), "its rolling windows are none"),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mapstate.reader.aliased import open_reader
 from mapstate.reader.committed import Consistency
 from mapstate.reader.scans import CountedKeys
-from mapstate.reader.state_reader import StateReader, open_reader
+from mapstate.reader.state_reader import StateReader
 
 if TYPE_CHECKING:
     from mapstate.reader.async_reader import AsyncStateReader, open_async_reader

@@ -16,8 +16,9 @@ from mapstate.backing_map import Backend
 from mapstate.errors import UsageError, missing_driver
 from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.reader.aliased import reader_of
 from mapstate.reader.capabilities import EventLoops
-from mapstate.reader.committed import Consistency, checked, not_open
+from mapstate.reader.committed import FOLLOW, Consistency, checked, not_open
 from mapstate.reader.forms import reader_html
 from mapstate.reader.reports import BatchReports
 from mapstate.reader.scans import Answer, CountedKeys, ScanPage
@@ -46,6 +47,7 @@ def open_async_reader(
     consistency: Consistency = "committed",
     aggregators: Mapping[str, Aggregator] | None = None,
     max_age: float | timedelta | None = None,
+    follow: float | None = FOLLOW,
 ) -> AsyncStateReader:
     """Open a reader of one state, on an event loop, while the stream runs.
 
@@ -60,8 +62,10 @@ def open_async_reader(
         ConfigurationError: An argument cannot be used.
 
     """
-    bound = checked(consistency, max_age)
-    return AsyncStateReader(resolve(backend_or_url), state, consistency, aggregators or {}, max_age=bound)
+    bound = checked(consistency, max_age, follow)
+    return AsyncStateReader(
+        resolve(backend_or_url), state, consistency, aggregators or {}, max_age=bound, follow=follow
+    )
 
 
 class AsyncStateReader:
@@ -83,12 +87,12 @@ class AsyncStateReader:
         *,
         before: tuple[str, int] | None = None,
         max_age: float | None = None,
+        follow: float | None = None,
     ) -> None:
         self._backend = backend
         self._state = check_state_name(state)
-        self._open_reader = partial(
-            StateReader, state=state, consistency=consistency, aggregators=aggregators, before=before, max_age=max_age
-        )
+        options: dict[str, Any] = {"state": state, "consistency": consistency, "aggregators": aggregators}
+        self._open_reader = partial(reader_of, **options, before=before, max_age=max_age, follow=follow)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._calls: _Calls | None = None
         self._reader: StateReader | None = None
@@ -246,7 +250,8 @@ class AsyncStateReader:
     async def _call(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         if self._reader is None or self._calls is None or self._loop is not asyncio.get_running_loop():
             raise not_open(self._state)
-        return await self._calls.run(partial(method, self._reader, *args, **kwargs))
+        reader = self._reader
+        return await self._calls.run(lambda: method(reader.current, *args, **kwargs))
 
 
 class _Calls(Protocol):

@@ -52,13 +52,17 @@ Consistency = Literal["committed", "latest"]
 PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
 """Seconds between the reads of a record that is newer than the ledger."""
 
+FOLLOW = 1.0
+"""Seconds after which a reader looks at an alias again."""
 _TRIES = 1000
 
 
-def checked(consistency: str, max_age: float | dt.timedelta | None) -> float | None:
-    """Return ``max_age`` in seconds. Raise ConfigurationError for one, or a consistency, that cannot be."""
+def checked(consistency: str, max_age: float | dt.timedelta | None, follow: float | None) -> float | None:
+    """Return ``max_age`` in seconds. Raise ConfigurationError for arguments of a reader that cannot be."""
     if consistency not in ("committed", "latest"):
         raise ConfigurationError(f"consistency is 'committed' or 'latest', not {consistency!r}")
+    if follow not in (None, FOLLOW):
+        check_range("follow", follow, 0.0, 86_400.0, " of seconds")
     seconds = max_age.total_seconds() if isinstance(max_age, dt.timedelta) else max_age
     if seconds is not None:
         check_range("max_age", seconds, 0.001, 86_400.0 * 36_525, " of seconds")
@@ -131,7 +135,7 @@ class CommittedReads:
         self._before = before
         self._max_age = max_age
         self._last: Opened | None = None
-        self._data: bytes | None = None  # what `ledger` read, as `open_reader` does
+        self._first: tuple[bytes, LedgerRecord] | None = None  # what `ledger` read, as `open_reader` does
         self.seen: LedgerRecord | None = None  # what was read last, to be shown
 
     def frozen(self) -> CommittedReads:
@@ -154,7 +158,7 @@ class CommittedReads:
         with self.turn:
             data = ledger_bytes(self.store, self.state)
         ledger = decode_ledger(data, self.state)
-        self.seen, self._data = ledger, data
+        self.seen, self._first = ledger, (data, ledger)
         return ledger
 
     def reports(self) -> BatchReports:
@@ -216,7 +220,7 @@ class CommittedReads:
         """The last ledger that was read, or the ``newest``, with its codecs."""
         if self._last is not None and not newest:
             return self._last
-        return self._with(self._load()) if self._data is None or newest else self._opened(self._data)
+        return self._with(self.load()) if self._first is None or newest else self._opened(*self._first)
 
     def read(
         self,
@@ -252,7 +256,7 @@ class CommittedReads:
                 pause(seconds)
                 continue
             except CorruptRecordError:
-                if self._load() != opened.data:
+                if self.load() != opened.data:
                     continue  # the record may have a field that was added meanwhile
                 raise
             if self._as_of is not None:
@@ -282,14 +286,17 @@ class CommittedReads:
 
     def _view(self, ledger: LedgerRecord) -> CommitView:
         """The ledger's view, without the last batch if the state is to be read as it was before that batch."""
+        return CommitView(self._last_txid(ledger), ledger.dead, ledger.floor, ledger.first_txid)
+
+    def _last_txid(self, ledger: LedgerRecord) -> int | None:
         last = ledger.last_commit
         if self._as_of is not None:
-            return CommitView(self._as_of.last_txid, ledger.dead, ledger.floor, ledger.first_txid)
+            return self._as_of.last_txid
         if self._before is None or ledger.type != "opaque" or last is None:
-            return ledger.view()
+            return ledger.last_txid
         query_id, batch_id = self._before
         if ledger.owner != query_id or last.owner != query_id or last.batch_id < batch_id:
-            return ledger.view()
+            return ledger.last_txid
         if last.batch_id > batch_id or ledger.next_txid != last.txid + 1:
             # An orphaned attempt matters, too: its records keep the values of this batch, and not those before it.
             other = last.batch_id > batch_id
@@ -299,12 +306,12 @@ class CommittedReads:
                 "keep one value before the current one. Restore the store as it was before that; or ask this once with "
                 "consistency='latest', which answers with what is there now."
             )
-        return CommitView(last.txid - 1, ledger.dead, ledger.floor, ledger.first_txid)
+        return last.txid - 1
 
     def last_windows(self, ledger: LedgerRecord) -> WindowCommit:
         """What the last batch of the view did to the windows."""
         done = (self._as_of or ledger).last_windows() or WindowCommit()
-        if self._as_of is not None or self._view(ledger).last == ledger.last_txid:
+        if self._as_of is not None or self._last_txid(ledger) == ledger.last_txid:
             return done
         previous = None if ledger.previous is None else ledger.previous.windows
         return previous or WindowCommit(watermark=done.safe)
@@ -335,7 +342,8 @@ class CommittedReads:
         fields: tuple[Fields, list[Any]] = asked.answered(opened.shown, texts, values, ends)
         return fields
 
-    def _load(self) -> bytes | None:
+    def load(self) -> bytes | None:
+        """Read the ledger as it is stored; None where there is none. Raises the errors of the store."""
         with self.turn:
             stored = ledger_store(self.store).load()
         return None if stored is None else stored[0]
@@ -346,9 +354,9 @@ class CommittedReads:
             if self._in_one_call:
                 read: tuple[bytes | None, list[Any], bytes | None] = store.multi_get_with_ledger(texts)
                 return read
-            before = self._load()
+            before = self.load()
             data = store.multi_get(texts)
-            return before, data, self._load() if contains_none(data) else before
+            return before, data, self.load() if contains_none(data) else before
 
     def _with(self, data: bytes | None) -> Opened:
         """Decode the ledger, and make the codecs of its schema, unless it is the last one.
@@ -362,21 +370,21 @@ class CommittedReads:
         if data is None:
             with self.turn:
                 is_left = isinstance(self.store, Scan) and has_records(self.store)
-            if is_left and self._load() is None:  # else the state is made anew meanwhile
+            if is_left and self.load() is None:  # else the state is made anew meanwhile
                 raise lost_ledger(self.state)
             raise StateNotFoundError(
                 f"state {self.state!r} has no ledger any more, and no record: the store was flushed or replaced, or "
                 "the state was dropped",
                 state=self.state,
             )
-        opened = self._opened(data)
+        opened = self._opened(data, decode_ledger(data, self.state))
         self._check_answers(opened.ledger)
         return opened
 
-    def _opened(self, data: bytes) -> Opened:
-        last, ledger = self._last, decode_ledger(data, self.state)
+    def _opened(self, data: bytes, ledger: LedgerRecord) -> Opened:
+        last = self._last
         if last is not None and last.ledger.first_txid != ledger.first_txid:
-            self._load()  # which compares layouts; a bulk read does not
+            self.load()  # which compares layouts; a bulk read does not
         if last is not None and _schema(last.ledger) == _schema(ledger):
             opened = last._replace(data=data, ledger=ledger)
         else:

@@ -9,7 +9,7 @@ import msgspec
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Reports
 from mapstate.errors import CorruptRecordError, cut
-from mapstate.protocol.ledger_record import is_time
+from mapstate.protocol.ledger_record import are_times
 from mapstate.values import html_table
 
 _decoder = msgspec.json.Decoder(BatchReport)
@@ -43,5 +43,5 @@ def read_reports(store: Any, state: str) -> BatchReports:
 
 
 def _check_times(reports: list[BatchReport]) -> None:
-    if not all(is_time(report.at) for report in reports):
+    if not are_times([report.at for report in reports]):
         raise ValueError("a time is not ISO 8601 with an offset")

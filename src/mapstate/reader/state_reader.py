@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
-from datetime import timedelta
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Self
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
-from mapstate.backends import check_state_name, naming, resolve
+from mapstate.backends import check_state_name
 from mapstate.backing_map import Backend
 from mapstate.errors import KeyEncodingError, UsageError
 from mapstate.findings import Unreadable
@@ -19,7 +18,7 @@ from mapstate.keys import Key, StoreKey, contains_none
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.capabilities import ThreadSafe
-from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened, checked
+from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.forms import reader_html
 from mapstate.reader.reports import BatchReports
 from mapstate.reader.rolling import Asked, At, Ends, check_columns
@@ -36,41 +35,6 @@ if TYPE_CHECKING:
     from mapstate.reader.windows import Window
 
 _PAGE_BYTES = 512 << 10  # of stored records, in a page of a scan
-
-
-def open_reader(
-    backend_or_url: Backend | str,
-    state: str,
-    *,
-    consistency: Consistency = "committed",
-    aggregators: Mapping[str, Aggregator] | None = None,
-    max_age: float | timedelta | None = None,
-) -> StateReader:
-    """Open a reader of one state, in any process, while the stream runs.
-
-    Args:
-        backend_or_url: The store of the state.
-        state: The state's name.
-        consistency: "committed" reads whole batches only. "latest" also reads a batch that is not committed, and may
-            be rolled back. Transactional and non-transactional states are always read latest, because they keep no
-            older value.
-        aggregators: A user's own aggregators by field name, if readers shall show their `result`.
-        max_age: How old the last commit may be for an answer, in seconds or as a timedelta, by this machine's clock.
-            Older ones are a StaleBatchError; `StateReader.ledger` still tells. See docs/readers.md#how-old.
-
-    Raises:
-        StateNotFoundError: There is no such state.
-        LedgerLostError: There are records without a ledger. To find them, all keys may be listed.
-        ConfigurationError: An argument cannot be used.
-        StoreError: The store failed.
-
-    """
-    bound = checked(consistency, max_age)
-    backend = resolve(backend_or_url)
-    reader = StateReader(backend, state, consistency, aggregators or {}, max_age=bound)
-    with naming(backend):
-        reader.ledger()
-    return reader
 
 
 class StateReader:
@@ -109,6 +73,11 @@ class StateReader:
         self._reads = CommittedReads(
             backend.open(state), state, consistency, aggregators, before=before, as_of=as_of, max_age=max_age
         )
+
+    @property
+    def current(self) -> StateReader:
+        """The reader whose methods a call takes: another one where the state is read by an alias."""
+        return self
 
     def ledger(self) -> LedgerRecord:
         """The current ledger: owner, last and previous commit, the attempt in flight."""

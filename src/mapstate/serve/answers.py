@@ -131,21 +131,26 @@ def _is_known(request: Request, tag: str | None) -> bool:
     return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]
 
 
+def named(name: str, ledger: LedgerRecord) -> dict[str, Any]:
+    """The state that was asked for, and its version where an alias leads to another one."""
+    return {"state": name} if name == ledger.state else {"state": name, "version": ledger.state}
+
+
 class View:
     """What all answers under one ledger share."""
 
-    def __init__(self, ledger: LedgerRecord, forms: Forms) -> None:
+    def __init__(self, ledger: LedgerRecord, forms: Forms, name: str) -> None:
         self.ledger = ledger
         self.forms = forms
         self.tag = _tag_of(ledger)
-        self.head = {"state": ledger.state, "as_of": as_of(ledger)}
+        self.head: dict[str, Any] = {**named(name, ledger), "as_of": as_of(ledger)}
 
     def ending(self, ends: Time | Sequence[Time | None] | None) -> View:
         """The same of answers whose rolling windows end there; a list has an end for each key."""
         if self.ledger.rolling is None:
             return self
         ending = copy(self)
-        ending.head = {"state": self.ledger.state, "as_of": as_of_end(self.ledger, ends)}
+        ending.head = {**self.head, "as_of": as_of_end(self.ledger, ends)}
         if self.tag is not None:
             named = repr((self.tag, ending.head, self.ledger.rolling.definition))
             ending.tag = f'"{blake2b(named.encode(), digest_size=9).hexdigest()}"'
@@ -173,11 +178,11 @@ class Forms(JsonRows):
         self.asked_in = JsonKeys(ledger.keys).asked
 
 
-def state_document(ledger: LedgerRecord, reports: Sequence[BatchReport] | None = None) -> dict[str, Any]:
+def state_document(name: str, ledger: LedgerRecord, reports: Sequence[BatchReport] | None = None) -> dict[str, Any]:
     """What a ledger says of its state, and the reports of its last batches, newest first."""
     last = ledger.last_commit
     document: dict[str, Any] = {
-        "name": ledger.state,
+        "name": name,
         "type": ledger.type,
         "reads": "committed" if ledger.type == "opaque" else "latest",
         "keys": [{"name": field.name, "type": field.type} for field in ledger.keys],
@@ -188,6 +193,8 @@ def state_document(ledger: LedgerRecord, reports: Sequence[BatchReport] | None =
         "attempt": None if ledger.in_flight is None else ledger.in_flight.batch_id,
         "has_windows": ledger.windows is not None,
     }
+    if name != ledger.state:
+        document["version"] = ledger.state
     if ledger.rolling is not None:
         document["rolling_windows"] = _rolling_document(ledger.rolling)
     if reports is not None:

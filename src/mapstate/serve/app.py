@@ -184,7 +184,7 @@ class _Service:
         check_names(request, _WAIT)
         state = await self._state(request)
         ledger = await state.ledger()
-        document = answers.state_document(ledger, await state.reports(ledger))
+        document = answers.state_document(state.name, ledger, await state.reports(ledger))
         if ledger.time_type is not None:
             done = ledger.last_windows() or WindowCommit()
             mark = watermark_of(done, ledger.final_mark(), ledger.time_type)
@@ -321,7 +321,7 @@ class _Service:
             if isinstance(error, LedgerError):
                 return None  # dropped since the listing
             return {"name": name, "problem": problem_of(error).document}
-        return {**answers.state_document(ledger), "as_of": as_of(ledger)}
+        return {**answers.state_document(name, ledger), "as_of": as_of(ledger)}
 
     async def _state(self, request: Request) -> OpenState:
         """The state that the path names, once it has the batch that the query asks for."""

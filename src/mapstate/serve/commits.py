@@ -13,7 +13,7 @@ from mapstate.batch_report import BatchReport
 from mapstate.errors import MapStateError, StateNotFoundError
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.reader.committed import mark_of
-from mapstate.serve.answers import BadRequest, Busy, Problem, as_of, problem_of
+from mapstate.serve.answers import BadRequest, Busy, Problem, as_of, named, problem_of
 from mapstate.serve.states import OpenState, States
 
 _INTERVAL = 0.2  # seconds between two reads of the ledgers that somebody waits for
@@ -181,7 +181,7 @@ class Commits:
 
     async def _publish(self, state: OpenState, ledger: LedgerRecord) -> None:
         """Send what is new since the last time. A report comes shortly after its commit, or not at all."""
-        name, last = ledger.state, ledger.last_commit
+        name, last = state.name, ledger.last_commit
         now, is_back = (mark_of(ledger), -1 if last is None else last.txid), name in self._away
         if self._seen.get(name) == now and not is_back and name not in self._behind:
             return
@@ -190,7 +190,7 @@ class Commits:
         self._unreported[name] = self._unreported.get(name, 0) + 1
         if reports and reports[0].txid < now[1] and self._unreported[name] <= _TICKS_FOR_REPORT:
             return
-        self._seen[name], self._unreported[name] = now, 0
+        self._seen[name], self._unreported[name], of = now, 0, named(name, ledger)
         self._away.discard(name)
         self._behind.discard(name)
         for queue, places in [*self._listeners.items()]:
@@ -198,7 +198,7 @@ class Commits:
                 places.setdefault(name, now)
             place = places.get(name, (now[0], -1))
             if place != now or is_back:
-                for event, places[name] in _news(ledger, reports, place):
+                for event, places[name] in _news(of, ledger, reports, place):
                     self._send(queue, event)
 
     def _send(self, queue: asyncio.Queue[Sent | None], event: Event) -> None:
@@ -208,9 +208,11 @@ class Commits:
             queue.put_nowait(None)
 
 
-def _news(ledger: LedgerRecord, reports: Sequence[BatchReport], place: Place) -> Iterator[tuple[Event, Place]]:
+def _news(
+    of: Event, ledger: LedgerRecord, reports: Sequence[BatchReport], place: Place
+) -> Iterator[tuple[Event, Place]]:
     """The events of the commits behind a place; first a gap, where some may lack or what was heard has been undone."""
-    told: Event = {"event": "commit", "state": ledger.state, "as_of": as_of(ledger), "keys_held": ledger.keys_held()}
+    told: Event = {"event": "commit", **of, "as_of": as_of(ledger), "keys_held": ledger.keys_held()}
     mark, (own, seen) = mark_of(ledger), place
     found: list[Commit | BatchReport | None] = [ledger.previous, ledger.last_commit, *reports]
     commits = {one.txid: one for one in found if one is not None}

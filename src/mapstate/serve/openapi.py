@@ -145,7 +145,7 @@ def _schemas() -> dict[str, Any]:
     value = {"type": ["object", "null"], "description": "the fields by name; null for an absent key"}
     key = {"type": "object", "description": "the key columns by name"}
     bare = {"type": ["string", "number", "boolean", "null"], "description": "the value of the only key column"}
-    read = {"state": _TEXT, "as_of": _ref("AsOf")}
+    read = {"state": _TEXT, "as_of": _ref("AsOf"), "version": {**_TEXT, "description": "what an alias leads to"}}
     window = _object("start end is_final value", start={}, end={}, is_final={"type": "boolean"}, value=value)
     time = {"type": ["string", "integer", "null"]}
     times: dict[str, Any] = {"type": "array", "items": {"type": ["string", "integer"]}}

@@ -20,6 +20,7 @@ from mapstate.keys import Key
 from mapstate.operations.states import state_names
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import ledger_store
+from mapstate.reader.aliased import version_of
 from mapstate.reader.async_reader import AsyncStateReader, open_async_reader
 from mapstate.reader.capabilities import EventLoops
 from mapstate.reader.rolling import At
@@ -46,7 +47,8 @@ class OpenState:
     Each read that runs has a connection of its own, and the reader keeps it. So they are few at one time.
     """
 
-    def __init__(self, reader: AsyncStateReader, aggregators: Mapping[str, Aggregator]) -> None:
+    def __init__(self, name: str, reader: AsyncStateReader, aggregators: Mapping[str, Aggregator]) -> None:
+        self.name = name
         self.reader = reader
         self.merged = MergedReads(reader)
         self._ledgers = MergedReads(reader)  # apart: no ledger waits for keys, nor for a record that is read again
@@ -103,7 +105,7 @@ class OpenState:
         if last is None or last.ledger is not ledger:
             is_same = last is not None and _schema(last.ledger) == _schema(ledger)
             forms = last.forms if last is not None and is_same else Forms(ledger, self._aggregators)
-            last = self._view = View(ledger, forms)
+            last = self._view = View(ledger, forms, self.name)
         return last
 
 
@@ -181,7 +183,7 @@ class States:
         await self._check_is_there(name)
         aggregators = self._aggregators.get(name, {})
         reader = await open_async_reader(self._backend, name, aggregators=aggregators)
-        return OpenState(reader, aggregators)
+        return OpenState(name, reader, aggregators)
 
     async def check_answers(self) -> None:
         """Raise the store's error, or TimeoutError, where it does not answer in time. One asks, for all who ask now."""
@@ -241,7 +243,7 @@ def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
 
 def check_is_there(backend: Backend, name: str) -> None:
     """Raises StateNotFoundError where a state has no ledger. By one read; a reader would look for records, too."""
-    store = backend.open(name)
+    store = backend.open(version_of(backend, name))
     try:
         if ledger_store(store).load() is None:
             raise StateNotFoundError(f"there is no state {name!r} in this store", state=name)

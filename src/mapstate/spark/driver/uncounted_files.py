@@ -56,7 +56,7 @@ def starting_offsets(df: DataFrame, specs: Sequence[StateSpec]) -> list[Start | 
 
 def _ends(spec: StateSpec) -> list[Partitions | None]:
     """Where the last batch of a state ends in each source; None in those that have no numbers by partition."""
-    with open_reader(spec.backend, spec.state) as reader:
+    with open_reader(spec.backend, spec.state, follow=None) as reader:
         last = reader.ledger().last_commit
     return [by_partition({} if entry is None else entry) for entry in json.loads((last and last.offsets) or "[]")]
 

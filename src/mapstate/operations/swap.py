@@ -1,0 +1,232 @@
+"""Swap the version of a state that readers of a name read: for an operator, without Spark. See docs/life.md."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from mapstate.backends import check_state_name, opened
+from mapstate.backing_map import Backend
+from mapstate.capabilities import FenceToken, LedgerStore, ListsStates, Swap
+from mapstate.errors import CorruptRecordError, StateNotFoundError, UsageError
+from mapstate.protocol import alias
+from mapstate.protocol.alias import ALIAS_SUFFIX, AliasRecord, decode_alias, encode_alias, is_alias
+from mapstate.protocol.ledger_record import DROPPER, LedgerRecord
+from mapstate.protocol.ledgers import commit_domains
+from mapstate.protocol.plans import by_partition
+from mapstate.protocol.stored_ledger import decode_ledger
+
+
+class Swapped(NamedTuple):
+    """A swap that was done: the alias, and what is to be said of how far both versions were."""
+
+    record: AliasRecord
+    distance: str
+
+
+def swap(
+    backend_or_url: Backend | str,
+    to: Mapping[str, str | None],
+    *,
+    drops: Sequence[str] = (),
+    max_lag: float | None = None,
+    force: bool = False,
+    one_by_one: bool = False,
+) -> list[Swapped]:
+    """Have the readers of each name in ``to`` read another version, from their next look at the alias on.
+
+    A version of None is the one before the last swap. All names are swapped in one write, where the store can. The
+    ledgers are compared in that write, too; on a store without `JointLedgers` a batch may come in between.
+
+    Args:
+        backend_or_url: The store of all versions.
+        to: The version for each name.
+        drops: Fields that the new versions need not have.
+        max_lag: Where offsets cannot be compared, seconds that the new version's last commit may be older than the old
+            one's.
+        force: Do not compare how far they are.
+        one_by_one: Swap in one write for each name where the store has no other.
+
+    Raises:
+        UsageError: A condition is not met. Nothing was written.
+        StateNotFoundError: There is no such version.
+        StoreError: The store failed. A swap may be written or not.
+
+    """
+    with ExitStack() as stack:
+        stores: dict[str, Any] = {}
+
+        def store_of(name: str) -> Any:
+            if name not in stores:
+                stores[name] = stack.enter_context(opened(backend_or_url, name))
+            return stores[name]
+
+        places = [store_of(check_state_name(f"{name}{ALIAS_SUFFIX}")) for name in to]
+        if not all(isinstance(place, LedgerStore) for place in places):
+            raise UsageError("the store has no compare-and-set, so it has no aliases. Nothing was written.")
+        if len(commit_domains(places)) > 1 and not one_by_one:
+            raise UsageError(
+                "this store cannot change several aliases in one write. Nothing was written. --one-by-one swaps one "
+                "after the other, so for a moment readers of two names may read versions that do not belong together."
+            )
+        done: list[Swapped] = []
+        for part in [list(to)] if len(commit_domains(places)) == 1 else [[name] for name in to]:
+            while True:  # another turn means that an alias was swapped, or a batch came, meanwhile
+                planned = [_planned(store_of, name, to[name], drops, max_lag, force=force) for name in part]
+                swaps = {one.store: one for each in planned for one in each.swaps}  # a version may be of two names
+                found = list(swaps.values())
+                if len(commit_domains([one.store for one in found])) > 1:
+                    found = [each.swaps[0] for each in planned]
+                first = found[0].store
+                if (first.swap(*found[0][1:]) if len(found) == 1 else first.swap_all(found)) is not None:
+                    break
+            done += [Swapped(each.record, each.distance) for each in planned]
+        return done
+
+
+class _Planned(NamedTuple):
+    record: AliasRecord
+    distance: str
+    swaps: list[Swap]
+
+
+def _planned(
+    store_of: Any, name: str, to: str | None, drops: Sequence[str], max_lag: float | None, *, force: bool
+) -> _Planned:
+    place = store_of(f"{name}{ALIAS_SUFFIX}")
+    stored = place.load()
+    record = None if stored is None else decode_alias(stored[0], name)
+    present = name if record is None else record.to
+    if to is None:
+        to = None if record is None else record.before
+        if to is None:
+            raise UsageError(
+                f"no version before {present!r} is kept for {name!r}: name one, --to. Nothing was written."
+            )
+    old, new = store_of(present).load(), store_of(check_state_name(to)).load()
+    if new is None:
+        raise StateNotFoundError(f"there is no state {to!r} here. Nothing was written.", state=to)
+    after = alias.swap(record, name, to, None if old is None and record is None else present)
+    ledger = _complete(decode_ledger(new[0], to))
+    swaps = [
+        Swap(
+            place, encode_alias(after), None if stored is None else stored[1], FenceToken(0, after.number, closed=True)
+        )
+    ]
+    swaps.append(Swap(store_of(to), new[0], new[1], ledger.fence()))
+    distance = "there was no state of this name before"
+    if old is not None:
+        before = decode_ledger(old[0], present)
+        _check_schema(before, ledger, drops)
+        distance = _distance(before, ledger, max_lag, force=force)
+        swaps.append(Swap(store_of(present), old[0], old[1], before.fence()))
+    return _Planned(after, distance, swaps)
+
+
+def _complete(ledger: LedgerRecord) -> LedgerRecord:
+    """The ledger of a version that readers may get. Raises UsageError."""
+    if ledger.seed is not None or ledger.last_commit is None:
+        found = (
+            "is being removed" if ledger.owner == DROPPER else "is being seeded" if ledger.seed else "counts no batch"
+        )
+        raise UsageError(f"state {ledger.state!r} {found}, so readers would find nothing. Nothing was written.")
+    return ledger
+
+
+def _check_schema(old: LedgerRecord, new: LedgerRecord, drops: Sequence[str]) -> None:
+    """Raise UsageError where readers of the old version would fail at the new one."""
+    kinds = [(one.windows is None, one.time_type) for one in (old, new)]
+    if old.keys != new.keys or kinds[0] != kinds[1]:
+        own, other = (", ".join(f"{key.name} {key.type}" for key in one.keys) for one in (old, new))
+        raise UsageError(
+            f"{new.state!r} has the key columns ({other}) and {old.state!r} has ({own}), or they have other windows: "
+            "readers would fail. Nothing was written. Give readers another name instead."
+        )
+    lacking = sorted(_shown(old) - _shown(new) - {*drops})
+    if lacking:
+        raise UsageError(
+            f"{new.state!r} lacks {', '.join(lacking)}, which readers of {old.state!r} may use. Nothing was written. "
+            f"If nobody does: {' '.join(f'--drops {name}' for name in lacking)}"
+        )
+
+
+def _shown(ledger: LedgerRecord) -> set[str]:
+    """The names of fields and rolling windows."""
+    windows = () if ledger.rolling is None else ledger.rolling.definition.windows
+    return {field.name for field in ledger.fields} | {window.name for window in windows}
+
+
+def _distance(old: LedgerRecord, new: LedgerRecord, max_lag: float | None, *, force: bool) -> str:
+    """How far both versions are, in words. Raises UsageError where the new one is behind, unless by ``force``."""
+    last, newest = old.last_commit, new.last_commit
+    if last is None or newest is None:
+        return f"{old.state!r} counts no batch"
+    behind = _behind(last.offsets, newest.offsets)
+    if behind is None and max_lag is not None and last.at and newest.at:
+        lag = (dt.datetime.fromisoformat(last.at) - dt.datetime.fromisoformat(newest.at)).total_seconds()
+        said = f"last committed {lag:.1f} s {'before' if lag > 0 else 'or less before'} {old.state!r}"
+        behind = [said] if lag > max_lag else []
+    if behind:
+        said = f"{new.state!r} is behind {old.state!r}: {', '.join(behind)}"
+    elif behind is None:
+        said = f"the offsets of {new.state!r} and {old.state!r} cannot be compared"
+    else:
+        return "not behind"
+    if not force:
+        way = "--max-lag SECONDS compares the times of the last commits" if behind is None else "wait until it is not"
+        raise UsageError(f"{said}: readers may go back. Nothing was written. {way.capitalize()}; --force swaps anyway.")
+    return f"{said}; swapped by --force"
+
+
+def _behind(old: str | None, new: str | None) -> list[str] | None:
+    """Where the end offsets ``new`` are before ``old``; None where they cannot be compared."""
+    try:
+        ends, others = json.loads(old or ""), json.loads(new or "")
+    except ValueError:
+        return None
+    if not isinstance(ends, list) or not isinstance(others, list) or len(ends) != len(others):
+        return None
+    behind = []
+    for end, other in zip(ends, others, strict=True):
+        known, found = by_partition(end), by_partition(other)
+        if not known or found is None:
+            return None
+        for (topic, partition), number in known.items():
+            at = found.get((topic, partition), 0)
+            if at < number:
+                behind.append(f"partition {partition} of {topic} by {number - at:,}")
+    return behind
+
+
+def keep_only(backend_or_url: Backend | str, name: str) -> AliasRecord:
+    """Keep the version that readers read, and let the others be dropped: they can go back to none. One write.
+
+    Raises UsageError where the name has no alias, CorruptRecordError, StoreError.
+    """
+    with opened(backend_or_url, f"{name}{ALIAS_SUFFIX}") as store:
+        while True:
+            stored = store.load() if isinstance(store, LedgerStore) else None
+            if stored is None:
+                raise UsageError(f"{name!r} has no alias here. Nothing was written. mapstate ls lists them.")
+            record = alias.keep_only(decode_alias(stored[0], name))
+            if store.swap(encode_alias(record), stored[1], FenceToken(0, record.number, closed=True)) is not None:
+                return record
+
+
+def aliases_of(backend: Backend, version: str) -> list[str]:
+    """The names whose alias keeps a version, or cannot be read. Lists the store; errors as of `list_states`."""
+    if not isinstance(backend, ListsStates):
+        return []
+    found = []
+    for page in backend.states():
+        for place, data in page:
+            name = place.removesuffix(ALIAS_SUFFIX)
+            if is_alias(data) and name != place:
+                try:
+                    found += [name] if version in decode_alias(data, name).keeps else []
+                except CorruptRecordError:
+                    found.append(name)
+    return found
