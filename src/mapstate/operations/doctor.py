@@ -19,8 +19,8 @@ from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known
 from mapstate.protocol import upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.refusals import being_seeded
 from mapstate.protocol.rolling import RollingRecord
+from mapstate.protocol.seed_refusals import being_seeded
 from mapstate.protocol.stored_ledger import read_ledger, record_pages
 from mapstate.protocol.windows import NEVER, Named, WindowCommit
 from mapstate.reader import CountedKeys, open_reader

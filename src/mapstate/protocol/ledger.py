@@ -8,7 +8,7 @@ from collections.abc import Callable
 from mapstate.protocol import upkeep, ways_back
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, OperatorKind, now
 from mapstate.protocol.ledgers import HeldLedger, change_all
-from mapstate.protocol.refusals import being_seeded
+from mapstate.protocol.seed_refusals import being_seeded
 from mapstate.protocol.windows import PaneChange
 
 

@@ -21,10 +21,7 @@ from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
 FORMAT = 1
 FORMAT_WITH_WINDOWS, FORMAT_WITH_CHANGES, FORMAT_WITH_PAGES, FORMAT_WITH_SEED, FORMAT_WITH_ROLLING = 2, 3, 4, 6, 7
-"""Of a state with windows, a change log, panes in pages; with a seed or a list, whatever else; rolling windows.
-
-An older mapstate refuses such a ledger.
-"""
+"""Of windows, a change log, panes in pages, a seed or a list, rolling windows: an older mapstate refuses them."""
 FORMAT_WITHOUT_PACKED = 5
 """Of rolling windows whose tiles were lists only. It becomes the newer one with the next change of the ledger."""
 

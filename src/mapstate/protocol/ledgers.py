@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from mapstate.capabilities import JointLedgers, Scan, SpreadFences, Swap
-from mapstate.errors import FencedError, MissingBatchesError, StaleBatchError, StoreUnavailableError
+from mapstate.errors import MissingBatchesError, StaleBatchError, StoreUnavailableError
 from mapstate.protocol import following, joint, refusals, transitions, ways_back
 from mapstate.protocol.fences import Fences
 from mapstate.protocol.ledger_record import (
@@ -40,7 +40,7 @@ from mapstate.protocol.ledger_record import (
 )
 from mapstate.protocol.opening import open_ledger, what_remains
 from mapstate.protocol.plans import BatchPlan
-from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store, lost_ledger
+from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store
 from mapstate.protocol.windows import PaneChange
 from mapstate.schema import OnGap
 
@@ -372,7 +372,7 @@ class HeldLedger:
         if not self._has_records():
             return False
         if self.load() is None:
-            raise lost_ledger(self.state)
+            raise refusals.lost_ledger(self.state)
         return True
 
     def raise_lost(self) -> NoReturn:
@@ -440,10 +440,7 @@ def change_all(
             return
     if unanswered is not None:
         raise unanswered
-    raise FencedError(
-        f"the ledger of state {ledgers[0].state!r} could not be changed in {_TRIES} tries: others change it all the "
-        "time. Nothing is counted on."
-    )
+    raise refusals.changed_all_the_time(ledgers[0].state, _TRIES)
 
 
 def _apply(

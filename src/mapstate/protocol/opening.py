@@ -16,10 +16,10 @@ from mapstate.protocol.refusals import (
     other_windows,
     owned_by_another,
     rolling_windows_asked_for,
-    seeded_by_another,
     without_ttl,
 )
 from mapstate.protocol.rolling import RollingRecord
+from mapstate.protocol.seed_refusals import seeded_by_another
 from mapstate.protocol.transitions import after_failed_attempt
 from mapstate.protocol.windows import WindowsRecord
 from mapstate.schema import Field, KeyField

@@ -11,14 +11,16 @@ from typing import Any
 from mapstate.errors import (
     FencedError,
     IncompleteBatchError,
+    LedgerLostError,
     MissingBatchesError,
     ReplannedBatchError,
-    SeedingError,
     StaleBatchError,
+    StateNotFoundError,
     StateOwnershipError,
     StateSchemaError,
     StoreLostError,
     StoreRestartedError,
+    UsageError,
     cut,
 )
 from mapstate.protocol.ledger_record import DROPPER, Commit, InFlight, LedgerRecord, OpenRequest
@@ -125,6 +127,88 @@ def opened_again(ledger: LedgerRecord) -> FencedError:
     )
 
 
+def other_column(state: str, name: str, found: str | None, expected: str) -> StateSchemaError:
+    """The error of rows without a column that the job was made for."""
+    return StateSchemaError(
+        f"state {state!r}: the batch brings the column {name!r} as {found or 'nothing'}, the stream given to newStream "
+        f"had it as {expected}. Nothing was written.",
+        state=state,
+        found=found,
+        expected=expected,
+    )
+
+
+def ran_twice(state: str, batch_id: int) -> IncompleteBatchError:
+    """The error of an attempt of which a task ran twice."""
+    return IncompleteBatchError(
+        f"state {state!r}: a task of batch {batch_id} ran twice, so this attempt does not count. Is speculation on, or "
+        "do executors keep dying? max_attempts in the spec allows more attempts.",
+        state=state,
+        batch_id=batch_id,
+    )
+
+
+def not_in_flight(ledger: LedgerRecord, txid: int) -> FencedError:
+    """The error of an attempt that another one has followed."""
+    attempt = ledger.in_flight
+    return FencedError(
+        f"state {ledger.state!r}: txid {txid} is not in flight "
+        f"({'nothing is' if attempt is None else f'txid {attempt.txid} is'}), so it can never count.",
+        state=ledger.state,
+        txid=txid,
+    )
+
+
+def lost_ledger(state: str) -> LedgerLostError:
+    """The error of records without a ledger that says which of them count."""
+    return LedgerLostError(
+        f"state {state!r} has records but no ledger: it was deleted, evicted or expired. Nothing was written. Stop the "
+        "query. Restore ledger and records from one backup; or give the records a ledger with mapstate adopt; or "
+        "remove them with mapstate drop. See docs/operating.md#a-lost-ledger",
+        state=state,
+    )
+
+
+def no_state(state: str) -> StateNotFoundError:
+    """The error of a store without a ledger and without a record."""
+    return StateNotFoundError(
+        f"there is no state {state!r} here: neither a ledger nor a record was found. Either no batch has run yet, "
+        "or the store was emptied, or the name, database number, key prefix or layout is another one. See "
+        "docs/operating.md#a-store-that-was-emptied",
+        state=state,
+    )
+
+
+def unaccounted(
+    state: str, batch_id: int, rows: tuple[int, int, int], partitions: Sequence[int]
+) -> IncompleteBatchError:
+    """The error of an attempt whose tasks do not account for each row once."""
+    sent, arrived, done = rows
+    return IncompleteBatchError(
+        f"state {state!r}: {sent} rows of batch {batch_id} were sent, {arrived} arrived, and {done} are accounted for "
+        f"by {len(partitions)} tasks of {len(set(partitions))} partitions. Nothing was committed.",
+        state=state,
+        found=done,
+        expected=sent,
+    )
+
+
+def other_batch(attempt: InFlight, done: Commit) -> UsageError:
+    """The error of a commit of another batch than the attempt's."""
+    return UsageError(
+        f"txid {done.txid} was begun for batch {attempt.batch_id}, not for batch {done.batch_id}. Nothing was "
+        "committed."
+    )
+
+
+def changed_all_the_time(state: str, tries: int) -> FencedError:
+    """The error of a ledger that others change in each of some tries."""
+    return FencedError(
+        f"the ledger of state {state!r} could not be changed in {tries} tries: others change it all the time. Nothing "
+        "is counted on."
+    )
+
+
 def overtaken(ledger: LedgerRecord, batch_id: int, upstream_txid: int | None) -> FencedError:
     """The error of a driver that brings an earlier commit of the state that is followed."""
     return FencedError(
@@ -225,32 +309,6 @@ def newer_txids(keys: Iterable[Any], records: Iterable[Any], newest: int) -> dic
     return {key: record[0] for key, record in pairs if record is not None and record[0] > newest}
 
 
-def being_seeded(ledger: LedgerRecord) -> SeedingError:
-    """The error of a state whose seed is not complete."""
-    seed, state = ledger.seed, ledger.state
-    facts = {} if seed is None else {"done": seed.done, "buckets": seed.buckets}
-    return SeedingError(
-        f"state {state!r} is being seeded: {'' if seed is None else seed.progress}. It can be read, and its query goes "
-        "on, from the end of the seed on. Nothing was written. If no driver is at work on it, call seed again with the "
-        "same checkpoint: it goes on. See docs/protocol.md#a-seed",
-        state=state,
-        **facts,
-    )
-
-
-def seeded_by_another(ledger: LedgerRecord, asked_by: str) -> StateOwnershipError:
-    """The error of a query that finds a state which another one seeds: it could adopt a part of the history alone."""
-    seed = ledger.seed
-    return StateOwnershipError(
-        f"state {ledger.state!r} is being seeded by streaming query {ledger.owner}: {seed and seed.progress}. This is "
-        f"query {asked_by}. Nothing was written. Seed it to its end with that query's checkpoint; or begin anew, "
-        "without what is loaded, with on_new_owner='reset'. See docs/protocol.md#a-seed",
-        state=ledger.state,
-        owner=ledger.owner,
-        asked_by=asked_by,
-    )
-
-
 def owned_by_another(ledger: LedgerRecord, opening: OpenRequest) -> StateOwnershipError:
     """The error of a query that finds the state of another one."""
     last, attempt = ledger.last_commit, ledger.in_flight
@@ -287,16 +345,6 @@ def without_ttl(ledger: LedgerRecord) -> StateSchemaError:
         "docs/operating.md#options-that-change",
         state=ledger.state,
         found=ledger.ttl,
-    )
-
-
-def other_history(ledger: LedgerRecord) -> SeedingError:
-    """The error of a job without the initial rows with which the seed has begun."""
-    return SeedingError(
-        f"state {ledger.state!r} is being seeded with initial rows, and this job declares none, so that they would be "
-        "lost. Nothing was written. Declare the same initialRows, and go on; or begin anew with a new checkpoint and "
-        "on_new_owner='reset'. See docs/protocol.md#a-seed",
-        state=ledger.state,
     )
 
 

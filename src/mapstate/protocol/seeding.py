@@ -16,7 +16,7 @@ import msgspec
 from mapstate.errors import IncompleteBatchError, UsageError
 from mapstate.protocol.ledger_record import FORMAT_WITH_SEED, Attempt, Commit, InFlight, LedgerRecord, format_of
 from mapstate.protocol.plans import BatchPlan
-from mapstate.protocol.refusals import other_history
+from mapstate.protocol.seed_refusals import other_history
 from mapstate.protocol.seeds import SeedRecord
 from mapstate.protocol.transitions import check_in_flight, check_session, dead_up_to
 from mapstate.protocol.ways_back import counts
@@ -37,7 +37,7 @@ def open_seed(ledger: LedgerRecord, plan: str, *, initial: bool) -> LedgerRecord
     if seed is None:
         if ledger.last_commit is not None and ledger.last_commit.seeded and counts(ledger, 0):
             return ledger
-        if ledger.last_txid is not None or any(ledger.owners.values()):
+        if ledger.last_txid is not None or ledger.owners[ledger.owner]:
             raise UsageError(
                 f"state {ledger.state!r} holds batches already, and a seed fills a state that holds nothing. Nothing "
                 "was written. Start the query without seed and initialRows; or seed a state of another name, with a "
@@ -139,6 +139,7 @@ def end_seed(ledger: LedgerRecord, session: str, plan: BatchPlan, done: Commit) 
         seed=None,
         format=format_of(ledger.windows, ledger.changes, ledger.rolling, operations=ledger.operations),
         next_txid=ledger.next_txid + 1,
+        changes=None if ledger.changes is None else ledger.changes.emptied(ledger.last_txid + 1),
         last_commit=commit,
         previous=None,
         owners=ledger.owners | {ledger.owner: 1},

@@ -13,9 +13,7 @@ from mapstate.backing_map import IBackingMap
 from mapstate.capabilities import FenceToken, LedgerStore, Scan
 from mapstate.errors import (
     CorruptLedgerError,
-    LedgerLostError,
     MapStateError,
-    StateNotFoundError,
     UsageError,
     cut,
     shown,
@@ -29,6 +27,7 @@ from mapstate.protocol.ledger_record import (
     are_times,
     format_of,
 )
+from mapstate.protocol.refusals import lost_ledger, no_state
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec, serializer
 
@@ -144,23 +143,8 @@ def ledger_bytes(store: Any, state: str) -> bytes:
         if stored is None:
             raise lost_ledger(state)
     if stored is None:
-        raise StateNotFoundError(
-            f"there is no state {state!r} here: neither a ledger nor a record was found. Either no batch has run yet, "
-            "or the store was emptied, or the name, database number, key prefix or layout is another one. See "
-            "docs/operating.md#a-store-that-was-emptied",
-            state=state,
-        )
+        raise no_state(state)
     return stored[0]
-
-
-def lost_ledger(state: str) -> LedgerLostError:
-    """The error of records without a ledger that says which of them count."""
-    return LedgerLostError(
-        f"state {state!r} has records but no ledger: it was deleted, evicted or expired. Nothing was written. Stop the "
-        "query. Restore ledger and records from one backup; or give the records a ledger with mapstate adopt; or "
-        "remove them with mapstate drop. See docs/operating.md#a-lost-ledger",
-        state=state,
-    )
 
 
 def check_page_size(page_size: int) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import msgspec
 
-from mapstate.errors import FencedError, UsageError
 from mapstate.protocol.ledger_record import (
     AlreadyCommitted,
     Attempt,
@@ -30,13 +29,15 @@ from mapstate.protocol.plans import (
     last_own,
 )
 from mapstate.protocol.refusals import (
-    being_seeded,
     missing_batches,
+    not_in_flight,
     opened_again,
+    other_batch,
     part_in_flight,
     part_of_a_batch,
     stale_batch,
 )
+from mapstate.protocol.seed_refusals import being_seeded
 from mapstate.protocol.ways_back import check_replanned, rollback
 from mapstate.protocol.windows import PaneChange, WindowCommit
 from mapstate.schema import OnGap
@@ -150,10 +151,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange |
         return ledger
     attempt = check_in_flight(ledger, done.txid)
     if attempt.batch_id != done.batch_id:
-        raise UsageError(
-            f"txid {done.txid} was begun for batch {attempt.batch_id}, not for batch {done.batch_id}. Nothing was "
-            "committed."
-        )
+        raise other_batch(attempt, done)
     held = ledger.keys_held()
     held = None if held is None or done.keys_delta is None else held + done.keys_delta
     windows = ledger.windows
@@ -198,10 +196,5 @@ def check_in_flight(ledger: LedgerRecord, txid: int) -> InFlight:
     """Return the attempt in flight. Raises FencedError unless it has this txid and the ledger's epoch."""
     attempt = ledger.in_flight
     if attempt is None or attempt.txid != txid or attempt.epoch != ledger.epoch:
-        raise FencedError(
-            f"state {ledger.state!r}: txid {txid} is not in flight "
-            f"({'nothing is' if attempt is None else f'txid {attempt.txid} is'}), so it can never count.",
-            state=ledger.state,
-            txid=txid,
-        )
+        raise not_in_flight(ledger, txid)
     return attempt

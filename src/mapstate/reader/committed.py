@@ -28,14 +28,14 @@ from mapstate.maps.pane_index import without_gone
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView
-from mapstate.protocol.refusals import being_seeded, newer_than_ledger, newer_txids
+from mapstate.protocol.refusals import lost_ledger, newer_than_ledger, newer_txids
+from mapstate.protocol.seed_refusals import being_seeded
 from mapstate.protocol.stored_ledger import (
     check_page_size,
     decode_ledger,
     has_records,
     ledger_bytes,
     ledger_store,
-    lost_ledger,
     record_pages,
     records_in,
 )

@@ -71,7 +71,12 @@ class Grouping:
         """A batch's rows as tasks take them."""
         if self.partials is not None:
             return batch_df.groupBy(*self.keys).agg(*self.values)
-        rows = batch_df.select(*self.keys, *self.values)
+        return self.by_key(batch_df.select(*self.keys, *self.values))
+
+    def by_key(self, rows: DataFrame) -> DataFrame:
+        """Rows, each key's in one partition and one after the other; one row per key is left as it is."""
+        if self.partials is not None:
+            return rows
         if not self.keys:
             return rows.repartition(1)
         return rows.repartition(*self.places).sortWithinPartitions(*self.places)

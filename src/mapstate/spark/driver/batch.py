@@ -120,6 +120,8 @@ class BatchDriver:
         if not self._states:
             self._call_after_commit_alone(batch)
             return
+        if self._plan.seed is not None and batch.batch_id == 0 and self._seed(batch):
+            return
         ledgers, answers = self._begin(batch, upstream_txid)
         done = [answer for answer in answers if isinstance(answer, AlreadyCommitted)]
         attempts = self._repeat(batch, ledgers, done) if done else [one for one in answers if isinstance(one, Attempt)]
@@ -170,6 +172,18 @@ class BatchDriver:
         if self._quarantine is not None:
             self._quarantine.forget(batch.df, run.query_id, batch_id + isinstance(answers[0], AlreadyCommitted))
         return ledgers, answers
+
+    def _seed(self, batch: _Batch) -> bool:
+        """Batch 0 as a seed. False where it counts already, and only comes again."""
+        from mapstate.spark.driver.seeding import Seeding
+
+        seeding = Seeding(self._plan, self._states[0], batch.df, batch.access, batch.run)
+        commit = seeding.run(self._planned)
+        if commit is not None and seeding.ledgers is not None:
+            self._open = batch.run, seeding.ledgers
+            batch.calls.ledgers, batch.calls.plan = seeding.ledgers, self._plan
+            self._report(batch, [commit], [None], None)
+        return commit is not None or self._plan.seed.reports is not None  # of a dry run
 
     def _until_committed(
         self, batch: _Batch, rows: DataFrame, ledgers: Ledgers, attempts: Sequence[Attempt]

@@ -147,7 +147,7 @@ class StreamPlan:
 
     ``after_commit`` are called after the commit with the batch's own rows; with new values, and with fired windows, the
     lists of each `Branch`. ``quarantine`` is the directory for rows of batches that fail in every attempt; None stops
-    the query instead.
+    the query instead. ``seed`` says how batch 0 is loaded in parts, None if as any other.
     """
 
     stream: str
@@ -155,3 +155,4 @@ class StreamPlan:
     after_commit: list[AfterCommit] = field(default_factory=list)
     on_finished: list[OnFinished] = field(default_factory=list)
     quarantine: str | None = None
+    seed: Any = None  # of `mapstate.spark.driver.seeding`

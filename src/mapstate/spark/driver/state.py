@@ -12,8 +12,8 @@ import msgspec
 from mapstate.aggregators.fields import Fields
 from mapstate.batch_report import MOST_REPORTS, BatchReport, encode_report
 from mapstate.capabilities import Reports
-from mapstate.errors import IncompleteBatchError, StateSchemaError
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, clock_txid
+from mapstate.protocol.refusals import other_column, ran_twice, unaccounted
 from mapstate.spark.driver.apply import AttemptResult, Grouping, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
@@ -76,14 +76,7 @@ class StateDriver:
         found = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
         for name, expected in self.job.columns.items():
             if found.get(name) != expected:
-                raise StateSchemaError(
-                    f"state {self.name!r}: the batch brings the column {name!r} as "
-                    f"{found.get(name, 'nothing')}, the stream given to newStream had it as {expected}. Nothing was "
-                    "written.",
-                    state=self.name,
-                    found=found.get(name),
-                    expected=expected,
-                )
+                raise other_column(self.name, name, found.get(name), expected)
 
     def set_batch(self, record: LedgerRecord, done: AlreadyCommitted | None = None) -> None:
         """The present batch has begun, or it is ``done`` already. For states with windows, which say what is late."""
@@ -106,11 +99,20 @@ class StateDriver:
             self.check_columns(frame)
         frame = self.keyed(frame)
         task, grouping = self._task(frame, record, attempt)
-        rows = grouping.of(frame)
+        return self._checked(grouping.of(frame), task, grouping, rows_sent)
+
+    def attempt_staged(
+        self, frame: DataFrame, staged: DataFrame, record: LedgerRecord, attempt: Attempt
+    ) -> AttemptResult:
+        """An attempt of a seed at ``staged`` rows, which were grouped already: no new values, and no log of changes."""
+        task, grouping = self._task(frame, record, attempt, is_seed=True)
+        return self._checked(grouping.by_key(staged), task, grouping, None)
+
+    def _checked(self, rows: DataFrame, task: BatchTask, grouping: Grouping, rows_sent: int | None) -> AttemptResult:
         result = self._applied(rows, task, grouping)
         try:
             result.rows_sent = rows_sent
-            self._check(result, attempt.batch_id)
+            self._check(result, task.batch_id)
         except BaseException:
             result.release()
             raise
@@ -134,26 +136,33 @@ class StateDriver:
                 order = None
         return apply_on_executors(grouping.in_order(rows, order), task)
 
-    def _task(self, frame: DataFrame, record: LedgerRecord, attempt: Attempt) -> tuple[BatchTask, Grouping]:
+    def grouping_of(self, frame: DataFrame, record: LedgerRecord) -> Grouping:
+        """How the rows of each batch are grouped; ``frame`` has their columns."""
         fields = self.make_fields(record.fields, self.job.aggregators)
         if self._grouping is None or not self._grouping.fits(frame, fields):
             self._grouping = self.make_grouping(frame, self.job.keys, fields, list(self.job.columns))
+        return self._grouping
+
+    def _task(
+        self, frame: DataFrame, record: LedgerRecord, attempt: Attempt, *, is_seed: bool = False
+    ) -> tuple[BatchTask, Grouping]:
+        grouping, fields = self.grouping_of(frame, record), self.make_fields(record.fields, self.job.aggregators)
         retracts = self.retracts
         new_values = None
-        if self.branch.downstream:
+        if self.branch.downstream and not is_seed:
             new_values = new_values_type(frame, self.job.keys, fields, old=retracts)
-        task = self.make_task(
+        task = (BatchTask if is_seed else self.make_task)(
             spec=self.spec,
             fields=fields,
             field_counts=record.field_counts,
             keys=self.job.keys,
-            partials=self._grouping.partials,
+            partials=grouping.partials,
             attempt=attempt,
             new_values=new_values,
             old_values=retracts,
             rows_of=list(self.job.columns),
         )
-        return task, self._grouping
+        return task, grouping
 
     @property
     def retracts(self) -> bool:
@@ -166,24 +175,12 @@ class StateDriver:
             if report.error is not None:
                 raise report.error.rebuild()
         if any(report.lost_claim for report in result.reports):
-            raise IncompleteBatchError(
-                f"state {self.name!r}: a task of batch {batch_id} ran twice, so this attempt does not count. Is "
-                "speculation on, or do executors keep dying? max_attempts in the spec allows more attempts.",
-                state=self.name,
-                batch_id=batch_id,
-            )
+            raise ran_twice(self.name, batch_id)
         rows_in = sum(report.rows_in for report in result.reports)
         partitions = [report.partition for report in result.reports]
         rows_sent = rows_in if result.rows_sent is None else result.rows_sent
         if rows_in != result.rows or len(set(partitions)) != len(partitions) or rows_sent != rows_in:
-            raise IncompleteBatchError(
-                f"state {self.name!r}: {rows_sent} rows of batch {batch_id} were sent, {rows_in} arrived, and "
-                f"{result.rows} are accounted for by {len(partitions)} tasks of {len(set(partitions))} partitions. "
-                "Nothing was committed.",
-                state=self.name,
-                found=result.rows,
-                expected=rows_sent,
-            )
+            raise unaccounted(self.name, batch_id, (rows_sent, rows_in, result.rows), partitions)
 
     def report(
         self, commit: Commit, number: int, result: AttemptResult | None, passed: int | None, began: float

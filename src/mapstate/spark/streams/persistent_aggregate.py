@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
+    from mapstate.spark.driver.seeding import SeedReport
+
 Kind = Literal["updates", "answers", "events"]
 Feed = Callable[[Downstream | Follower], None]
 FeedSigned = Callable[[BatchDriver, Branch, tuple[Step, ...]], None]
@@ -128,6 +130,31 @@ class PersistentAggregate(OfQuery):
         Raises UsageError where no start is known to be right, and under Spark Connect; Spark's error without a broker.
         """
         return starting_offsets(self.query.df, [branch.job.spec for branch in branches_of(self.query.plan)])
+
+    def seed(
+        self,
+        checkpointLocation: str,
+        *,
+        dry_run: bool = False,
+        buckets: int | None = None,
+        options: Mapping[str, str] | None = None,
+    ) -> SeedReport:
+        """Counts all that the source has now as batch 0 of the query, in parts that survive a crash. Then `start`.
+
+        For a state that holds nothing. The history is read once, and staged below the checkpoint. Until all of it is
+        loaded, readers get a SeedingError. After a crash call it again, with the same checkpoint: it goes on. Nothing
+        is passed downstream. Driver; returns when batch 0 counts.
+
+        ``dry_run``  stages in a scratch place beside the checkpoint, says how much it is, and deletes it again
+        ``buckets``  how many parts; a crash costs at most one of them. None: about a million keys in each
+        ``options``  as of `start`
+
+        Raises ConfigurationError for a state that cannot be seeded, UsageError where a batch counts already, and what a
+        batch raises.
+        """
+        from mapstate.spark.streams.seeding import seed_query
+
+        return seed_query(self.query, checkpointLocation, dry_run=dry_run, buckets=buckets, options=options or {})
 
     def on_batch(self, function: OnBatch) -> Self:
         """Call ``function`` with each batch's `BatchReport`. Returns self.

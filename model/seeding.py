@@ -1,0 +1,267 @@
+"""A seed by drivers that die, hang and go on, with the ledger's own rules: random worlds, and mutants of the rules.
+
+An actor is a generator: it may be left for good wherever it yields, or go on much later. The truth is the log of rows:
+each counts once, and no reader sees anything but a whole prefix of it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from mapstate.errors import LedgerError, ReplannedBatchError, UsageError
+from mapstate.protocol import seeding
+from mapstate.protocol.ledger_record import AlreadyCommitted, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.opening import open_ledger
+from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.transitions import begin, commit
+from mapstate.schema import Field, KeyField
+
+KEYS, BUCKETS = "abcdef", 3
+
+MUTANTS = {
+    "pin_again": "batch 0 that is planned anew goes on with what is done",
+    "no_stage": "each attempt reads the history itself, through a transform that does not give the same twice",
+    "old_done": "a stage that was lost is made anew, and what is done stays",
+    "no_fence": "puts of a seed are not fenced, because they only write the same again",
+    "visible": "what a seed has loaded so far is shown",
+    "adopts_half": "another query may adopt a state that is being seeded",
+    "rolls_back": "a batch 0 that is planned anew later rolls the seed back as any batch",
+    "ends_blindly": "the end does not ask whether another driver has taken over",
+}
+
+
+class Wrong(AssertionError):  # noqa: N818
+    """A row is lost, counts twice, or was seen too early."""
+
+
+class World:
+    """One state, one query with its checkpoint, and whatever happens to them."""
+
+    def __init__(self, number: int, mutant: str = "") -> None:
+        self.rng, self.mutant = random.Random(number), mutant
+        self.log = [self.rng.choice(KEYS) for _ in range(self.rng.randint(2, 8))]
+        self.ledger: LedgerRecord | None = None
+        self.records: dict[str, tuple[int, int | None, int | None]] = {}
+        self.stages: dict[str, list[Counter[str]]] = {}
+        self.plans: dict[int, BatchPlan] = {}
+        self.commits: set[int] = set()
+        self.is_flaky, self.names, self.crashes = self.rng.random() < 0.5, 0, 0
+
+    # ---- what all actors have
+
+    def name(self) -> str:
+        self.names += 1
+        return f"name-{self.names}"
+
+    def put(self, token: Any, key: str, record: tuple[int, int | None, int | None]) -> None:
+        assert self.ledger is not None
+        if token != self.ledger.fence() and self.mutant != "no_fence":
+            raise LedgerError("fenced")
+        self.records[key] = record
+
+    def value(self, key: str, ledger: LedgerRecord) -> int | None:
+        record = self.records.get(key)
+        return ledger.view().values([record], ledger.next_txid - 1)[0]
+
+    def grouped(self, start: int, end: int) -> list[Counter[str]]:
+        """The history by bucket. A flaky transform gives some rows another key each time."""
+        found = [Counter[str]() for _ in range(BUCKETS)]
+        for key in self.log[start:end]:
+            given = self.rng.choice(KEYS) if self.is_flaky and self.rng.random() < 0.4 else key
+            found[KEYS.index(given) % BUCKETS][given] += 1
+        return found
+
+    def request(self, owner: str, session: str, policy: Any = "refuse") -> OpenRequest:
+        return OpenRequest(
+            state="s",
+            type="opaque",
+            serializer="json",
+            keys=(KeyField("k", "string"),),
+            fields=(Field("n", "Count", "bigint"),),
+            owner=owner,
+            session=session,
+            clock_txid=10,
+            on_new_owner=policy,
+        )
+
+    # ---- the actors
+
+    def query(self) -> Iterator[None]:
+        """A driver of the query: its batch 0 as a seed, and one more batch."""
+        session = self.name()
+        if 0 not in self.commits:
+            if 0 not in self.plans:
+                self.names += 1
+                self.plans[0] = BatchPlan("[0]", f"[{len(self.log)}]", self.names)
+            plan = self.plans[0]
+            yield
+            yield from self.seed(session, plan)
+            if self.plans.get(0) != plan or self.ledger is None or not self.ledger.owners.get("q"):
+                return
+            self.commits.add(0)
+            yield
+        if 0 not in self.plans:
+            return  # a driver of before, whose checkpoint has gone on without it
+        if 1 not in self.plans:
+            self.names += 1
+            self.plans[1] = BatchPlan(self.plans[0].end, f"[{len(self.log)}]", self.names, self.plans[0].planned_at)
+            yield
+        yield from self.batch("q", session, 1, self.plans[1])
+
+    def seed(self, session: str, plan: BatchPlan) -> Iterator[None]:
+        digest, ledger = str(plan.digest().fingerprint), self.ledger
+        if ledger is not None and ledger.seed is None and ledger.owners.get("q", 0):
+            yield from self.batch("q", session, 0, plan)
+            return
+        opened = open_ledger(ledger, self.request("q", session))
+        if self.mutant == "pin_again" and opened.seed is not None:
+            opened = msgspec.structs.replace(opened, seed=msgspec.structs.replace(opened.seed, plan=digest))
+        self.ledger = seeding.open_seed(opened, digest, initial=False)
+        yield
+        if self.ledger.seed is None or self.ledger.seed.stage not in self.stages:
+            name, staged = self.name(), self.grouped(0, int(plan.end[1:-1]))
+            yield
+            self.stages[name] = staged
+            rows = sum(map(Counter.total, staged))
+            yield
+            before = self.ledger
+            after = seeding.staged(before, session, name, files=1, rows=rows, buckets=BUCKETS)
+            if self.mutant == "old_done" and before.seed is not None and after.seed is not None and before.seed.done:
+                kept = msgspec.structs.replace(before.seed, stage=name, staged=rows)
+                after = msgspec.structs.replace(before, seed=kept)
+            self.ledger = after
+            yield
+        while (seed := self.ledger.seed) is not None and seed.done < BUCKETS:
+            self.ledger, attempt = seeding.begin_bucket(self.ledger, session, self.name())
+            seed = self.ledger.seed or seed
+            yield
+            if seed.stage not in self.stages:
+                return  # Spark's error of a file that is gone
+            contents = self.stages[seed.stage][seed.done]
+            if self.mutant == "no_stage":
+                contents = self.grouped(0, int(plan.end[1:-1]))[seed.done]
+            for key, rows in contents.items():
+                self.put(attempt.token, key, (attempt.txid, rows, None))
+                yield
+            sums = {"rows": contents.total(), "keys": len(contents), "keys_delta": len(contents)}
+            self.ledger = seeding.commit_bucket(self.ledger, session, attempt.txid, **sums)
+            yield
+        if self.mutant == "ends_blindly":
+            for _ in range(3):
+                yield
+            session = self.ledger.session
+        if self.mutant in ("no_stage", "old_done", "pin_again") and self.ledger.seed is not None:
+            same = msgspec.structs.replace(self.ledger.seed, staged=self.ledger.seed.rows)
+            self.ledger = msgspec.structs.replace(self.ledger, seed=same)  # the number of rows alone does not tell
+        ended = seeding.end_seed(self.ledger, session, plan, Commit(batch_id=0, txid=0, owner="q", offsets=plan.end))
+        if self.mutant == "rolls_back" and ended.last_commit is not None and ended is not self.ledger:
+            done = msgspec.structs.replace(ended.last_commit, seeded=False, last_txid_before=ended.last_commit.txid - 1)
+            ended = msgspec.structs.replace(ended, last_commit=done, next_txid=ended.next_txid - 1)
+        self.ledger = ended
+        yield
+
+    def batch(self, owner: str, session: str, batch_id: int, plan: BatchPlan, policy: Any = "refuse") -> Iterator[None]:
+        """An ordinary batch."""
+        ledger = self.ledger
+        if self.mutant == "adopts_half" and ledger is not None and owner != "q":
+            ledger = msgspec.structs.replace(ledger, seed=None)
+        self.ledger, answer = begin(
+            open_ledger(ledger, self.request(owner, session, policy)), session, batch_id, plan=plan
+        )
+        yield
+        if isinstance(answer, AlreadyCommitted):
+            return
+        under, added = self.ledger, Counter(self.log[int(plan.start[1:-1]) : int(plan.end[1:-1])])
+        held = 0
+        for key, rows in added.items():
+            base = self.value(key, under)
+            held += base is None
+            self.put(answer.token, key, (answer.txid, (base or 0) + rows, base))
+            yield
+        done = Commit(batch_id=batch_id, txid=answer.txid, owner=owner, offsets=plan.end, keys_delta=held)
+        self.ledger = commit(self.ledger, session, done)
+        yield
+
+    def adopter(self) -> Iterator[None]:
+        """Another query that starts where the history ends, with on_new_owner="adopt"."""
+        if self.ledger is None or self.ledger.seed is None or 0 not in self.plans:
+            return
+        end = self.plans[0].end
+        yield from self.batch("other", self.name(), 0, BatchPlan(end, end, 1), "adopt")
+
+    # ---- a world
+
+    def go(self) -> None:
+        """Some steps of drivers that die; then one that lives; and at each moment a reader."""
+        running: list[Iterator[None]] = []
+        for _ in range(self.rng.randint(5, 90)):
+            self.event(running)
+            self.read()
+        for _ in range(4):
+            try:
+                for _ in self.query():
+                    self.read()
+                if self.ledger is not None and self.ledger.seed is None:
+                    break
+            except (LedgerError, UsageError) as error:
+                if self.plans_lost and isinstance(error, ReplannedBatchError):
+                    return  # loudly: the checkpoint is older than the state
+                raise Wrong(f"stuck: {error}") from error
+        self.read(is_end=True)
+
+    plans_lost = False
+
+    def event(self, running: list[Iterator[None]]) -> None:
+        draw = self.rng.random()
+        if draw < 0.08:
+            self.log.append(self.rng.choice(KEYS))
+        elif draw < 0.12:
+            self.stages.clear()
+        elif draw < 0.16 and set(self.plans) == {0}:  # the last entry of the checkpoint is lost
+            del self.plans[0]
+            self.plans_lost = True
+            self.commits.clear()
+        elif draw < 0.19:
+            running.append(self.adopter())
+        elif draw < 0.28 or not running:
+            self.crashes += bool(running)
+            running.append(self.query())  # the ones before are dead, or only hang
+        else:
+            one = running[-1] if self.rng.random() < 0.7 else self.rng.choice(running)
+            try:
+                next(one)
+            except (StopIteration, LedgerError, UsageError):
+                running.remove(one)
+
+    def read(self, *, is_end: bool = False) -> None:
+        """No reader sees what is no prefix of the log, by as many rows and as many keys."""
+        ledger = self.ledger
+        if ledger is None or (ledger.seed is not None and self.mutant != "visible"):
+            if is_end:
+                raise Wrong("the seed has no end")
+            return
+        found = {key: value for key in KEYS if (value := self.value(key, ledger)) is not None}
+        ends = [0] if ledger.last_commit is None else [int((ledger.last_commit.offsets or "[0]")[1:-1])]
+        if sum(found.values()) not in ends:
+            raise Wrong(f"{found} are no {ends[0]} rows")
+        if not self.is_flaky and found != Counter(self.log[: ends[0]]):
+            raise Wrong(f"{found}, and the log begins with {self.log[: ends[0]]}")
+        if ledger.keys_held() not in (None, len(found)):
+            raise Wrong(f"{len(found)} keys, and the ledger has {ledger.keys_held()}")
+        if is_end and ends[0] != int(self.plans[1].end[1:-1]):
+            raise Wrong("the stream did not go on")
+
+
+def explore(worlds: int, mutant: str = "") -> str | None:
+    """The first world that goes wrong, with what went wrong; None if none does."""
+    for number in range(worlds):
+        try:
+            World(number, mutant).go()
+        except Wrong as wrong:
+            return f"world {number}: {wrong}"
+    return None

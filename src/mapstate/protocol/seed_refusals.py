@@ -1,0 +1,42 @@
+"""The errors of a state whose seed is not complete. See `mapstate.protocol.seeding`."""
+
+from __future__ import annotations
+
+from mapstate.errors import SeedingError, StateOwnershipError
+from mapstate.protocol.ledger_record import LedgerRecord
+
+
+def being_seeded(ledger: LedgerRecord) -> SeedingError:
+    """The error of a state whose seed is not complete."""
+    seed, state = ledger.seed, ledger.state
+    facts = {} if seed is None else {"done": seed.done, "buckets": seed.buckets}
+    return SeedingError(
+        f"state {state!r} is being seeded: {'' if seed is None else seed.progress}. It can be read, and its query goes "
+        "on, from the end of the seed on. Nothing was written. If no driver is at work on it, call seed again with the "
+        "same checkpoint: it goes on. See docs/seed.md#seed",
+        state=state,
+        **facts,
+    )
+
+
+def seeded_by_another(ledger: LedgerRecord, asked_by: str) -> StateOwnershipError:
+    """The error of a query that finds a state which another one seeds: it could adopt a part of the history alone."""
+    seed = ledger.seed
+    return StateOwnershipError(
+        f"state {ledger.state!r} is being seeded by streaming query {ledger.owner}: {seed and seed.progress}. This is "
+        f"query {asked_by}. Nothing was written. Seed it to its end with that query's checkpoint; or begin anew, "
+        "without what is loaded, with on_new_owner='reset'. See docs/seed.md#seed",
+        state=ledger.state,
+        owner=ledger.owner,
+        asked_by=asked_by,
+    )
+
+
+def other_history(ledger: LedgerRecord) -> SeedingError:
+    """The error of a job without the initial rows with which the seed has begun."""
+    return SeedingError(
+        f"state {ledger.state!r} is being seeded with initial rows, and this job declares none, so that they would be "
+        "lost. Nothing was written. Declare the same initialRows, and go on; or begin anew with a new checkpoint and "
+        "on_new_owner='reset'. See docs/seed.md#seed",
+        state=ledger.state,
+    )

@@ -1,0 +1,67 @@
+"""A seed: Spark is asked for batch 0 alone, and the driver of the batches stages and loads it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from mapstate.errors import UsageError, check_range
+from mapstate.spark.driver.access import access_of
+from mapstate.spark.driver.repeats import ledger_of
+from mapstate.spark.driver.seeding import SeedReport, SeedSettings, check_seed, delete
+from mapstate.spark.streams.starting import start_query
+
+
+def seed_query(
+    query: Any, checkpoint: str, *, dry_run: bool, buckets: int | None, options: Mapping[str, str]
+) -> SeedReport:
+    """See `Startable.seed`, which imports this file only now."""
+    if buckets is not None:
+        check_range("buckets", buckets, 1, 100_000)
+    if not checkpoint:
+        raise UsageError("seed needs the checkpointLocation of the query that goes on after it. Nothing was started.")
+    check_seed(query.plan, query.df)
+    spec = query.plan.branches[0].job.spec
+    if not dry_run and _has_batch(query.df, str(checkpoint)):
+        return _report_of(spec)
+    place = f"{checkpoint}-dry-run-{secrets.token_hex(4)}" if dry_run else str(checkpoint)
+    reports: list[SeedReport] = []
+    declared, query.plan.seed = query.plan.seed, SeedSettings(buckets, reports if dry_run else None)
+    try:
+        # once: all that is there now is one batch, whatever bound the source has
+        started = start_query(query, place, options, trigger={"once": True}, name=None, mode="append")
+        try:
+            started.awaitTermination()
+        except BaseException as error:
+            started.stop()
+            if isinstance(error, Exception) and query.last_error is not None:
+                raise query.last_error from error
+            raise
+    finally:
+        query.plan.seed = declared
+        if dry_run:
+            delete(query.df, place)
+    if not dry_run:
+        return _report_of(spec)
+    return reports[0] if reports else SeedReport(spec.state, 0, 0, None, is_dry_run=True)
+
+
+def _has_batch(df: Any, checkpoint: str) -> bool:
+    """Whether the query has ended its batch 0."""
+    with suppress(Exception):  # there is none yet
+        access_of(df).text(f"{checkpoint}/commits/0")
+        return True
+    return False
+
+
+def _report_of(spec: Any) -> SeedReport:
+    ledger = ledger_of(spec)
+    last = None if ledger is None else ledger.last_commit
+    if last is None or not last.seeded:
+        raise UsageError(
+            f"state {spec.state!r} counts batches after its first one, or its source is empty, or it has no batch of "
+            "this checkpoint: there is nothing to seed. Nothing was written. Start the query."
+        )
+    return SeedReport(spec.state, last.rows, last.keys_held, None)

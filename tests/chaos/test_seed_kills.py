@@ -1,0 +1,71 @@
+"""SIGKILL of a driver that seeds, at each of its steps, again and again on one checkpoint."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import FIXTURES, job
+from spark_fixtures import Visits, contents
+
+from mapstate import errors, open_reader
+
+pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]
+
+BUCKETS = 4
+# the writes of the ledger: the opening, the stage, begin and commit of each bucket; and a task at its puts
+STEPS: list[tuple[str, dict[str, Any]]] = [
+    *(("swap", {"call": call, "after": after}) for call in (1, 2, 3, 4) for after in (False, True)),
+    ("multi_put", {"after": False}),
+    ("multi_put", {"after": True}),
+]
+
+
+@pytest.mark.parametrize("store", ["redis", pytest.param("sqlite", marks=pytest.mark.full)])
+def test_a_seed_is_right_whenever_its_driver_dies(
+    store, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str
+):
+    seed = secrets.randbits(32)
+    draw, visits = random.Random(seed), Visits(tmp_path)
+    for at in range(3):
+        visits.put(f"{at}", [(f"u{draw.randrange(300)}", draw.randrange(99)) for _ in range(1_000)])
+    url = redis_url if store == "redis" else f"sqlite:///{tmp_path}/state.db"
+    options: dict[str, Any] = {
+        "url": url,
+        "input": str(visits.input),
+        "checkpoint": str(visits.checkpoint),
+        "folder": str(tmp_path),
+    }
+    options |= {"seed": BUCKETS, "chunk_size": 20}
+    steps = [draw.choice(STEPS) for _ in range(rounds(2, 20))]
+    done, floor = 0, 0
+    for at, (method, how) in enumerate(steps):
+        fault = ["Kill", {"who": "driver", "method": method, "name": f"kill-{at}", **how}]
+        code = run(options | {"faults": [fault]}, tmp_path / f"log-{at}")
+        assert code in (0, -signal.SIGKILL), (seed, at, (tmp_path / f"log-{at}").read_text()[-3000:])
+        try:
+            with open_reader(url, "visits") as reader:
+                ledger = reader.ledger()
+        except errors.StateNotFoundError:
+            continue
+        if ledger.seed is None:
+            break
+        with open_reader(url, "visits") as reader, pytest.raises(errors.SeedingError):
+            reader.get("u1")
+        assert (ledger.floor, ledger.seed.done) >= (floor, done), (seed, steps[: at + 1])
+        done, floor = ledger.seed.done, ledger.floor
+        tally(f"driver that seeds killed {'after' if how['after'] else 'before'} {method}", kills=1)
+    assert run(options, tmp_path / "log") == 0, (seed, (tmp_path / "log").read_text()[-3000:])
+    assert contents(url, "visits") == visits.truth(), seed
+    assert not Path(visits.checkpoint, "mapstate").exists()
+
+
+def run(options: dict[str, Any], log: Path) -> int:
+    """The exit code of a driver."""
+    with job(FIXTURES / "visits_job.py", options, log) as process:
+        return process.wait(240)
