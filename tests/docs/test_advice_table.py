@@ -54,7 +54,7 @@ ADVICE: dict[str, str] = {
         spark/test_options.py::test_an_option_that_changes_on_a_state_that_exists_does_what_its_row_says""",
     "operating#changing-a-job: an option of opaque(...), of windows or of a URL": """
         spark/test_options.py::test_an_option_that_changes_on_a_state_that_exists_does_what_its_row_says""",
-    "seed#seed": """
+    "life#seed": """
         spark/test_seed.py::test_a_seed_that_died_goes_on_and_loads_nothing_twice
         protocol/test_seeding.py::test_a_crash_costs_one_attempt_and_a_lost_reply_nothing
         protocol/test_seeding.py::test_a_job_without_the_initial_rows_of_the_seed_is_refused

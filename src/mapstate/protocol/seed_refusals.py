@@ -13,7 +13,7 @@ def being_seeded(ledger: LedgerRecord) -> SeedingError:
     return SeedingError(
         f"state {state!r} is being seeded: {'' if seed is None else seed.progress}. It can be read, and its query goes "
         "on, from the end of the seed on. Nothing was written. If no driver is at work on it, call seed again with the "
-        "same checkpoint: it goes on. See docs/seed.md#seed",
+        "same checkpoint: it goes on. See docs/life.md#seed",
         state=state,
         **facts,
     )
@@ -25,7 +25,7 @@ def seeded_by_another(ledger: LedgerRecord, asked_by: str) -> StateOwnershipErro
     return StateOwnershipError(
         f"state {ledger.state!r} is being seeded by streaming query {ledger.owner}: {seed and seed.progress}. This is "
         f"query {asked_by}. Nothing was written. Seed it to its end with that query's checkpoint; or begin anew, "
-        "without what is loaded, with on_new_owner='reset'. See docs/seed.md#seed",
+        "without what is loaded, with on_new_owner='reset'. See docs/life.md#seed",
         state=ledger.state,
         owner=ledger.owner,
         asked_by=asked_by,
@@ -37,6 +37,6 @@ def other_history(ledger: LedgerRecord) -> SeedingError:
     return SeedingError(
         f"state {ledger.state!r} is being seeded with initial rows, and this job declares none, so that they would be "
         "lost. Nothing was written. Declare the same initialRows, and go on; or begin anew with a new checkpoint and "
-        "on_new_owner='reset'. See docs/seed.md#seed",
+        "on_new_owner='reset'. See docs/life.md#seed",
         state=ledger.state,
     )
