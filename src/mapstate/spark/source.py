@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequenc
 from contextlib import closing
 from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from msgspec import MsgspecError, convert, json
 from msgspec.structs import asdict, replace
@@ -33,6 +33,7 @@ from mapstate.keys import Key, KeyCodec
 from mapstate.protocol.ledger_record import LedgerRecord, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.reader import StateReader
+from mapstate.reader.aliased import version_of
 from mapstate.reader.changes import Position, check_is_of
 from mapstate.reader.forms import JsonKeys, time_asked
 from mapstate.reader.rolling import At, End, end_of, end_time, shown_fields
@@ -74,7 +75,8 @@ class MapStateDataSource(DataSource):
 
     def schema(self) -> str:
         """The columns of the keys, then those of the fields, by the ledger."""
-        types = self._source.types(self._source.ledger())
+        source = self._source.of_version()
+        types = source.types(source.ledger())
         return ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in types.items())
 
     def reader(self, schema: StructType) -> DataSourceReader:
@@ -89,14 +91,23 @@ class MapStateDataSource(DataSource):
 class ScanTask(InputPartition):
     """What one task reads: some keys, or a part of the scan.
 
-    ``ledger`` is that of the plan, None for the one that the task finds; ``txid`` the oldest from which a stream reads.
+    ``state`` is the version that the plan is of. ``ledger`` is that of the plan, None for the one that the task finds;
+    ``txid`` the oldest from which a stream reads.
     ``end`` is where rolling windows end for all tasks; None for a state without, and where the only task says it.
     """
 
     def __init__(
-        self, ledger: bytes | None, part: str, keys: Sequence[Key] | None, txid: int = -1, end: End | None = None
+        self,
+        state: str,
+        ledger: bytes | None,
+        part: str,
+        keys: Sequence[Key] | None,
+        *,
+        txid: int = -1,
+        end: End | None = None,
     ) -> None:
         super().__init__(part)
+        self.state = state
         self.ledger = ledger
         self.keys = keys
         self.txid = txid
@@ -111,7 +122,8 @@ class StateScan(DataSourceReader):
     """
 
     def __init__(self, source: _Source, schema: StructType) -> None:
-        self._source = source
+        self._source, self._name = source.of_version(), source.state
+        source = self._source
         self._schema = schema
         self._ledger = source.ledger()
         source.check_columns(self._ledger, schema)
@@ -126,18 +138,25 @@ class StateScan(DataSourceReader):
         source, ledger = self._source, self._ledger
         keys = source.keys_of(ledger)
         if source.as_of == "scan":
-            return [ScanTask(None, "", keys)]
+            return [ScanTask(source.state, None, "", keys)]
         planned = None if source.as_of == "page" else encode_ledger(ledger)
         if keys is not None:
-            return [ScanTask(planned, "", some, end=self._end) for some in source.divided(keys) or [[]]]
+            return [ScanTask(source.state, planned, "", some, end=self._end) for some in source.divided(keys) or [[]]]
         with closing(source.reader(None)) as reader:
             parts = reader.parts(source.tasks(ledger.keys_held()))
-        return [ScanTask(planned, part, None, end=self._end) for part in parts]
+        return [ScanTask(source.state, planned, part, None, end=self._end) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task. Errors as of `StateReader.scan`; StaleBatchError where the planned batch is gone."""
         assert isinstance(partition, ScanTask)  # noqa: S101  for the type checker
-        source = self._source
+        source, to = self._source, version_of(self._source.url, self._name)
+        if source.as_of == "scan":
+            source = source._replace(state=to)
+        elif to != source.state:
+            raise StaleBatchError(
+                f"{self._name!r} was swapped to {to!r} since Spark planned this read of {source.state!r}, and Spark "
+                "keeps that plan for each query of a DataFrame. Nothing was read. Load it anew for each query."
+            )
         planned = None if partition.ledger is None else decode_ledger(partition.ledger, source.state)
         shape = arrow_schema(self._schema)
         with closing(source.reader(source.ledger() if source.as_of == "scan" else planned)) as reader:
@@ -189,7 +208,7 @@ class StateChanges(DataSourceStreamReader):
     def __init__(self, source: _Source, schema: StructType) -> None:
         self._source = source
         self._schema = schema
-        source.check_columns(source.ledger(), schema)
+        source.check_columns(source.of_version().ledger(), schema)
         if source.as_of is not None:
             raise ConfigurationError("asOf is an option of read, not of readStream. Nothing was read.")
         if source.keys is not None:
@@ -209,7 +228,7 @@ class StateChanges(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ScanTask]:
         """The tasks of one micro-batch. The errors of `StateReader.changed_keys`."""
         since, until = convert(start, Position), convert(end, Position)
-        source = self._source
+        source = self._source.of_version()
         with closing(source.reader(None)) as reader:
             if since == until:
                 return []
@@ -217,14 +236,14 @@ class StateChanges(DataSourceStreamReader):
                 ledger = reader.ledger()
                 check_is_of(ledger, until)
                 tasks = source.tasks(ledger.keys_held())
-                return [ScanTask(None, part, None, until.txid) for part in reader.parts(tasks)]
+                return [ScanTask(source.state, None, part, None, txid=until.txid) for part in reader.parts(tasks)]
             keys = reader.changed_keys(since, until)
-        return [ScanTask(None, "", some, until.txid) for some in source.divided(keys)]
+        return [ScanTask(source.state, None, "", some, txid=until.txid) for some in source.divided(keys)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, as of the end of the micro-batch or a later commit; nulls for a key that is gone."""
         assert isinstance(partition, ScanTask)  # noqa: S101  for the type checker
-        source = self._source
+        source = self._source._replace(state=partition.state)
         shape = arrow_schema(self._schema)
         with closing(source.reader(None)) as reader:
             ledger = reader.ledger()
@@ -248,7 +267,7 @@ class StateChanges(DataSourceStreamReader):
                     yield columns.absent(gone).cast(shape)
 
     def _position(self) -> Position:
-        with closing(self._source.reader(None)) as reader:
+        with closing(self._source.of_version().reader(None)) as reader:
             return reader.position()
 
 
@@ -338,6 +357,10 @@ class _Source(NamedTuple):
                 "read. Take open_reader(...).to_arrow() there."
             )
         return StateReader(_AtOneMoment(backend), self.state, "committed", self.aggregators(), as_of=as_of)
+
+    def of_version(self) -> Self:
+        """The same of the version to which the name leads now."""
+        return self._replace(state=version_of(self.url, self.state))
 
     def ledger(self) -> LedgerRecord:
         """The ledger now."""

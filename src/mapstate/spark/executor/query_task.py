@@ -15,6 +15,7 @@ from mapstate.capabilities import close_if_possible
 from mapstate.errors import StateNotFoundError, UsageError
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.reader import Consistency, StateReader
+from mapstate.reader.aliased import version_of
 from mapstate.spark.executor.arrow import columns_to_python, partition_id, slices
 from mapstate.spark.executor.error_text import each_with_errors_as_text
 from mapstate.spark.interfaces import Collector, MapGet, QueryFunction, StateFactory, TupleCollectionGet
@@ -35,8 +36,9 @@ class AskedState:
 
     ``source`` is the spec of a state of mapstate, with the names of its ``key_columns``; or the factory of a user's
     own, of so many ``partitions``. With ``may_be_absent``, a state that is not there yet has no values: a stream that
-    keeps the state itself asks it before its first batch. The windows of one that ``is_rolling`` end at the time in the
-    column `NOW` of the rows.
+    keeps the state itself asks it before its first batch. ``version`` is what its alias leads to; None for what each
+    task finds, of a streaming DataFrame, for which nothing runs once for each batch. The windows of one that
+    ``is_rolling`` end at the time in the column `NOW` of the rows.
     """
 
     source: StateSpec | StateFactory
@@ -45,6 +47,7 @@ class AskedState:
     key_columns: tuple[str, ...] = ()
     partitions: int | None = None
     may_be_absent: bool = False
+    version: str | None = None
     is_rolling: bool = False
 
     @property
@@ -55,7 +58,8 @@ class AskedState:
     def open(self, before: tuple[str, int] | None, now: int | None = None) -> Any:
         """A `StateReader`, as of before a batch where one is given; or the user's own state. Once per task."""
         if isinstance(self.source, StateSpec):
-            backend, state = self.source.backend, self.source.state
+            backend = self.source.backend
+            state = self.version or version_of(backend, self.source.state)
             return StateReader(backend, state, self.consistency, self.aggregators or {}, before=before, now=now)
         if self.partitions is None:
             return self.source.make_state(0, 1)

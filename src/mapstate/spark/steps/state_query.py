@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 from mapstate.aggregators.aggregator import Aggregator
@@ -19,6 +19,7 @@ from mapstate.aggregators.tiles import Answers
 from mapstate.errors import ConfigurationError, DuplicateNameError, StateSchemaError, UnknownColumnError, check_range
 from mapstate.protocol.rolling import RollingDefinition
 from mapstate.reader import Consistency, StateReader
+from mapstate.reader.aliased import version_of
 from mapstate.reader.rolling import shown_fields
 from mapstate.reader.tables import types_of
 from mapstate.schema import KeyField
@@ -193,8 +194,16 @@ class QueryPlan:
         return AskedState(
             *(state.spec, self.consistency, state.aggregators, names),
             may_be_absent=state.may_be_absent,
+            version=state.spec.state if state.may_be_absent else None,  # a stream that keeps the state asks its own
             is_rolling=state.is_rolling,
         )
+
+    def _asked_by(self, frame: DataFrame) -> AskedState:
+        """The state as one frame asks it: all rows of a batch, or of a DataFrame, read one version."""
+        asked, spec = self._asked, self.spec
+        if spec is None or asked.version is not None or frame.isStreaming:
+            return asked
+        return replace(asked, version=version_of(spec.backend, spec.state))
 
     def step(self, stream: str, *, before: bool) -> Step:
         """The query as a step of a stream; with ``before``, of the state as it was before each batch."""
@@ -219,7 +228,9 @@ class QueryPlan:
             spread = [column_of(name) for name in self.keys]
             frame = frame.repartition(self.partitions, *spread) if spread else frame.repartition(self.partitions)
         added = arrow_schema(self.added)
-        task = QueryTask(self._asked, self.query, keys=self.keys, shown=self.shown, added=added, before=before)
+        task = QueryTask(
+            self._asked_by(frame), self.query, keys=self.keys, shown=self.shown, added=added, before=before
+        )
         if not self.on_executors:
             task.ask_now(frame)
         schema = StructType([*frame.schema.fields, *self.added.fields])
@@ -272,7 +283,7 @@ class KnownState:
         spec = static.state
         if not isinstance(spec, StateSpec):
             return static
-        with StateReader(spec.backend, spec.state, "committed", {}) as reader:
+        with StateReader(spec.backend, version_of(spec.backend, spec.state), "committed", {}) as reader:
             ledger = reader.ledger()
         fields = shown_fields(ledger, static.aggregators)
         is_rolling = ledger.rolling is not None

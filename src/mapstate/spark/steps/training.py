@@ -6,6 +6,7 @@ Both end with `Answers`, as every reader does, so a model learns from the values
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from mapstate.errors import ConfigurationError, UnsupportedTypeError
 from mapstate.protocol.ledger_record import encode_ledger
 from mapstate.protocol.windows import LATEST, NEVER
 from mapstate.reader import StateReader
+from mapstate.reader.aliased import version_of
 from mapstate.reader.rolling import end_of, no_rolling_windows, shown_fields
 from mapstate.reader.tables import types_of
 from mapstate.reader.times import clamped
@@ -75,6 +77,8 @@ def pointInTime(
             "Take open_reader(...).multi_get(keys, at=times) there."
         )
     names = _checked(frame, keys, "pointInTime")
+    if not asked.may_be_absent:  # else the stream's own version
+        spec = replace(spec, name=version_of(spec.backend, spec.state))
     with StateReader(spec.backend, spec.state, "committed", {}) as reader:
         ledger = reader.ledger()
     record = ledger.rolling
