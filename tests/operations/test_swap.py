@@ -23,6 +23,7 @@ from mapstate.cli.commands import app
 from mapstate.errors import ConfigurationError, CorruptRecordError, StateNotFoundError, UsageError
 from mapstate.maps.serialized import writer_of
 from mapstate.operations.drop import drop
+from mapstate.operations.forget import forget, forget_listed, listed
 from mapstate.operations.states import list_states
 from mapstate.operations.swap import keep_only, swap
 from mapstate.protocol.alias import AliasRecord
@@ -172,6 +173,17 @@ def test_a_version_that_readers_cannot_use_is_refused(url):
     assert swap(url, {"v": "v.3"}, drops=["n"])[0].record.to == "v.3"
     with open_reader(url, "v") as reader:
         assert reader.get("a") == {"m": 1}
+
+
+def test_a_version_that_has_not_forgotten_a_key_is_refused(url):
+    versions(url, 5, 5)
+    forget(url, "v", {"k": "a"}, id="ticket-7")
+    with pytest.raises(UsageError, match=r"'v\.2' has not forgotten what 'v' has, under the id 'ticket-7'"):
+        swap(url, {"v": "v.2"}, force=True)
+    forget_listed(url, "v.2", listed(url, "v"))
+    swap(url, {"v": "v.2"})
+    with open_reader(url, "v") as reader:
+        assert reader.multi_get(["a", "b"]) == [None, {"n": 2}]
 
 
 def test_a_name_may_be_an_alias_alone(url):

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from mapstate.backends import check_state_name, opened
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FenceToken, LedgerStore, ListsStates, Swap
-from mapstate.errors import CorruptRecordError, StateNotFoundError, UsageError
+from mapstate.errors import CorruptRecordError, StateNotFoundError, UsageError, shown
+from mapstate.maps.operator_list import read_list
 from mapstate.protocol import alias
 from mapstate.protocol.alias import ALIAS_SUFFIX, AliasRecord, decode_alias, encode_alias, is_alias
 from mapstate.protocol.ledger_record import DROPPER, LedgerRecord
@@ -121,6 +122,7 @@ def _planned(
     if old is not None:
         before = decode_ledger(old[0], present)
         _check_schema(before, ledger, drops)
+        _check_forgotten(store_of(present), before, store_of(to), ledger)
         distance = _distance(before, ledger, max_lag, force=force)
         swaps.append(Swap(store_of(present), old[0], old[1], before.fence()))
     return _Planned(after, distance, swaps)
@@ -150,6 +152,18 @@ def _check_schema(old: LedgerRecord, new: LedgerRecord, drops: Sequence[str]) ->
         raise UsageError(
             f"{new.state!r} lacks {', '.join(lacking)}, which readers of {old.state!r} may use. Nothing was written. "
             f"If nobody does: {' '.join(f'--drops {name}' for name in lacking)}"
+        )
+
+
+def _check_forgotten(old_store: Any, old: LedgerRecord, new_store: Any, new: LedgerRecord) -> None:
+    """Raise UsageError where the new version may hold keys that the old one has forgotten."""
+    done = {(entry.id, entry.digest) for entry in read_list(new_store, new) if entry.purged is not None}
+    lacking = [entry.id for entry in read_list(old_store, old) if (entry.id, entry.digest) not in done]
+    if lacking:
+        raise UsageError(
+            f"{new.state!r} has not forgotten what {old.state!r} has, under the id {', '.join(map(shown, lacking))}: "
+            "readers would see it again. Nothing was written. Give it the list: mapstate forget "
+            f"{old.state} --export FILE, then mapstate forget {new.state} --from FILE."
         )
 
 
