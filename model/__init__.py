@@ -7,6 +7,7 @@
     Replans, ...    checkpoints that are copied and put back                 `replans`
     Following, ...  a state with a change log, and who follows it            `following`
     Forgetting, ... a key that operators make a state forget                 `forgetting`
+    Swapping, ...   an alias that operators swap between two versions       `swapping`
     Parts, ...      functions that give a batch in parts                     `parts`
     Rolling, ...    rolling windows, whose values are tiles                  `rolling`, `rolling_tiles`
     WindowWorld     windows in random worlds, by the library's own tasks     `windows`, `window_mutants`
@@ -22,6 +23,7 @@ from model.mutants import MUTANTS, Mutant
 from model.parts import Parts
 from model.protocol import Protocol
 from model.replans import Replans
+from model.swapping import Swapping
 from model.together import Together
 from model.world import World
 from model.worlds import LARGE, SMALL, WIDE
@@ -38,6 +40,7 @@ __all__ = [
     "Parts",
     "Protocol",
     "Replans",
+    "Swapping",
     "Together",
     "World",
     "explore",

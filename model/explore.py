@@ -18,12 +18,13 @@ from model.protocol import Protocol
 from model.replans import Replans, ReplansSteps, protocol_of
 from model.rolling import Rolling, RollingProtocol, RollingSteps
 from model.steps import Steps
+from model.swapping import Swapping, SwappingProtocol, SwappingSteps
 from model.together import Together, TogetherProtocol, TogetherSteps
 from model.world import Label, ViolationError, World
 
 __all__ = ["AnyWorld", "Explored", "explore", "walk"]
 
-AnyWorld = World | Together | Replans | Following | Forgetting | Parts | Rolling
+AnyWorld = World | Together | Replans | Following | Forgetting | Swapping | Parts | Rolling
 
 
 class Explored(NamedTuple):
@@ -61,6 +62,10 @@ def _steps_of(world: AnyWorld, protocol: Protocol | None = None) -> Any:
         forgets = protocol or ForgettingProtocol()
         assert isinstance(forgets, ForgettingProtocol)
         return ForgettingSteps(world, forgets)
+    if isinstance(world, Swapping):
+        swaps = protocol or SwappingProtocol()
+        assert isinstance(swaps, SwappingProtocol)
+        return SwappingSteps(world, swaps)
     if isinstance(world, Parts):
         in_parts = protocol or PartsProtocol(world.type)
         assert isinstance(in_parts, PartsProtocol)

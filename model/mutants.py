@@ -15,6 +15,7 @@ import msgspec
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
 from mapstate.protocol import plans, transitions, ways_back
+from mapstate.protocol.alias import AliasRecord
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, InFlight, LedgerRecord, OpenRequest
 from mapstate.protocol.plans import BatchPlan
 from mapstate.reader.changes import Position
@@ -24,6 +25,7 @@ from model.forgetting import Forgetting, ForgettingProtocol
 from model.parts import WHOLE, Function, Parts, PartsProtocol
 from model.protocol import REMOVE, ModelAttempt, Protocol, Record, Refused
 from model.replans import Replans
+from model.swapping import Swapping, SwappingProtocol
 from model.together import Together, TogetherProtocol
 from model.world import World
 
@@ -622,6 +624,39 @@ class _RollsBackOverAnOperator(ForgettingProtocol):
         return self._changed(lambda: msgspec.structs.replace(ways_back.rollback(as_if), next_txid=record.next_txid))
 
 
+class _ResolvedPerKey(SwappingProtocol):
+    resolves = "key"
+
+
+class _ResolvedOnce(SwappingProtocol):
+    resolves = "once"
+
+
+class _GoesBackToAnOldCopy(SwappingProtocol):
+    def looked(self, known: AliasRecord | None, found: AliasRecord | None) -> AliasRecord | None:
+        return found
+
+
+class _SetsTheAlias(SwappingProtocol):
+    compares_alias = False
+
+
+class _ComparesBeforeTheWrite(SwappingProtocol):
+    compares_ledgers = False
+
+
+class _DropsWithoutAsking(SwappingProtocol):
+    drop_asks = ()
+
+
+class _DropsAfterAskingOnce(SwappingProtocol):
+    drop_asks = ("first",)
+
+
+class _SwapsBeforeItKeeps(SwappingProtocol):
+    keeps_first = False
+
+
 _RESTARTED = World(name="a driver that is started again", partitions=(0, 1), plans=((1, 1), (0, 1)))
 _COPIED = World(name="a task that is tried again", drivers=((0, "refuse"),), batches=1, copies=1)
 _FAILING = World(name="a job that fails", drivers=((0, "refuse"),), failures=1)
@@ -665,6 +700,10 @@ _AS_IF_WHOLE = "as if it were whole"
 _FOLLOWED = Following(name="a state that is followed", drivers=2, followed=2)
 _FORGOTTEN = Forgetting(name="a key that is forgotten", attempts=2, rollbacks=0)
 _FORGOTTEN_ONCE = Forgetting(name="a key that is forgotten, a rollback", attempts=2, operators=1)
+_TO_NEW, _THERE_AND_BACK = ("swap", 1), (("swap", 1), ("swap", None), ("swap", 1))
+_SWAPPED = Swapping(name="swaps beside batches", operators=(_TO_NEW, ("swap", None)), batches=(1, 1))
+_SWAPPED_AND_READ = Swapping(name="swaps and a reader", operators=_THERE_AND_BACK, calls=3)
+_DROPPED = Swapping(name="a swap and a drop", operators=(_TO_NEW, ("drop", 1)))
 
 MUTANTS: tuple[Mutant, ...] = (
     Mutant("Trident's rule", _TridentsRule, _RESTARTED),
@@ -881,5 +920,28 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a key is forgotten again under the same id", _ForgetsAgain, _FORGOTTEN, "rows that came later"),
     Mutant(
         "a batch is rolled back over an operator's attempt", _RollsBackOverAnOperator, _FORGOTTEN_ONCE, "the value is"
+    ),
+    Mutant("the alias is looked at for each key", _ResolvedPerKey, _SWAPPED_AND_READ, "one call reads"),
+    Mutant("the alias is looked at once", _ResolvedOnce, _SWAPPED_AND_READ, "a call that began after swap"),
+    Mutant(
+        "a reader takes an old copy of the alias",
+        _GoesBackToAnOldCopy,
+        replace(_SWAPPED_AND_READ, name="swaps and a reader, old copies of the alias", old_copies=True),
+        "a reader goes back",
+    ),
+    Mutant(
+        "the alias is set without a comparison",
+        _SetsTheAlias,
+        Swapping(name="swaps there and back, and one version kept", operators=(*_THERE_AND_BACK[:2], ("keep",))),
+        "is undone",
+    ),
+    Mutant("positions are compared before the alias is written", _ComparesBeforeTheWrite, _SWAPPED, "behind v"),
+    Mutant("a drop does not ask the alias", _DropsWithoutAsking, _DROPPED, "which is gone"),
+    Mutant("a drop asks the alias before its first write alone", _DropsAfterAskingOnce, _DROPPED, "which is gone"),
+    Mutant(
+        "without joint ledgers the alias keeps a version as it leads to it",
+        _SwapsBeforeItKeeps,
+        replace(_DROPPED, name="a swap and a drop, no joint ledgers", joint=False),
+        "which is gone",
     ),
 )

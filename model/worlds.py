@@ -10,6 +10,7 @@ from model.following import Following
 from model.forgetting import Forgetting
 from model.parts import IN_PARTS, WHOLE, Function, Parts
 from model.replans import Replans
+from model.swapping import Swapping
 from model.together import Together
 from model.world import Drivers, World
 
@@ -22,8 +23,10 @@ _BOTH_OR_ONE = ((1, 1), (0, 1))
 _MAY_BE_REMOVED = ((1,), (2,), (0,))
 _SWALLOWS = Function(swallows=True)
 _TRIES_AGAIN = Function(swallows=True, tries=2)
+_TO_NEW = ("swap", 1)
+_THERE_AND_BACK = (_TO_NEW, ("swap", None), _TO_NEW)
 
-SMALL: tuple[World | Together | Replans | Following | Forgetting | Parts, ...] = (
+SMALL: tuple[World | Together | Replans | Following | Forgetting | Swapping | Parts, ...] = (
     World(name="a driver that is started again", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE),
     World(
         name="tasks that are tried again",
@@ -141,9 +144,19 @@ SMALL: tuple[World | Together | Replans | Following | Forgetting | Parts, ...] =
     Following(name="a state that is followed", followed=2),
     Following(name="a state that is followed, a vacuum", drivers=1, vacuums=1),
     Forgetting(name="a key that is forgotten", attempts=2, operators=1),
+    Swapping(name="swaps beside batches", operators=(_TO_NEW, ("swap", None)), batches=(1, 1)),
+    Swapping(name="swaps and drops", operators=(_TO_NEW, ("keep",), ("drop", 0), ("drop", 1)), batches=(0, 1)),
+    Swapping(
+        name="swaps and drops, no joint ledgers",
+        operators=(_TO_NEW, ("keep",), ("drop", 0), ("drop", 1)),
+        batches=(0, 1),
+        joint=False,
+    ),
+    Swapping(name="swaps and a reader", operators=_THERE_AND_BACK, calls=3),
+    Swapping(name="swaps and a reader, old copies of the alias", operators=_THERE_AND_BACK, calls=3, old_copies=True),
 )
 
-LARGE: tuple[World | Together | Replans | Following | Forgetting | Parts, ...] = (
+LARGE: tuple[World | Together | Replans | Following | Forgetting | Swapping | Parts, ...] = (
     World(name="three drivers", partitions=_TWO_KEYS, drivers=_THREE, plans=((1, 1),)),
     World(name="three drivers, three batches, one key", drivers=_THREE, batches=3, attempts=5),
     World(name="three keys in two tasks", partitions=(0, 0, 1), plans=((1, 1, 1), (0, 1, 0))),
@@ -362,6 +375,20 @@ LARGE: tuple[World | Together | Replans | Following | Forgetting | Parts, ...] =
     Together(name="three states in three stores", stores=(0, 1, 2)),
     Following(name="a state that is followed for long", attempts=4),
     Forgetting(name="a key that is forgotten, and again", attempts=2),
+    Swapping(name="three swaps beside batches", operators=(_TO_NEW, ("swap", None), ("swap", 0)), batches=(2, 2)),
+    Swapping(
+        name="swaps, drops, batches and a reader",
+        operators=(_TO_NEW, ("swap", None), ("keep",), ("drop", 1)),
+        batches=(1, 1),
+        calls=2,
+    ),
+    Swapping(
+        name="swaps, drops, batches and a reader, no joint ledgers",
+        operators=(_TO_NEW, ("swap", None), ("keep",), ("drop", 1)),
+        batches=(1, 1),
+        calls=1,
+        joint=False,
+    ),
     Following(name="a state that is followed for long, a vacuum", vacuums=1),
     Following(
         name="a state that is followed for long, rolled back twice", drivers=1, attempts=5, rollbacks=2, vacuums=1

@@ -108,6 +108,7 @@ CAUGHT_BY = {
         "test_a_vacuum_replaces_and_removes_what_is_there_and_makes_nothing",
     },
     "TestChecksTheFenceBeforeItWrites": {"test_of_concurrent_writers_none_writes_once_the_fence_has_moved"},
+    "TestRewritesWhatIsCompared": {"test_an_attempt_goes_on_under_a_ledger_that_is_compared_alone"},
     "TestIgnoresTheNonce": {"test_an_attempt_of_the_same_number_but_another_name_writes_nothing"},
     "TestOrdersTheTokens": {
         "test_tokens_are_compared_and_not_ordered",

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,6 +16,7 @@ from service import client_of
 from states import Job
 from typer.testing import CliRunner
 
+import mapstate.operations.drop as dropping
 import mapstate.operations.swap as operation
 from mapstate import open_reader
 from mapstate.backends import resolve
@@ -67,6 +69,20 @@ def versions(url: str, *ends: int, **changes: Any) -> list[Version]:
     for number, (job, end) in enumerate(zip(made, ends, strict=True), 1):
         job.batch_to(end, a=number, b=number)
     return made
+
+
+def on_call(monkeypatch: Any, module: Any, name: str, number: int, do: Callable[[], object]) -> None:
+    """Something comes right after a call of a function of an operation."""
+    function, calls = getattr(module, name), [0]
+
+    def called(*args: Any, **how: Any) -> Any:
+        answer = function(*args, **how)
+        calls[0] += 1
+        if calls[0] == number:
+            do()
+        return answer
+
+    monkeypatch.setattr(module, name, called)
 
 
 def test_a_reader_follows_the_alias_and_a_name_without_one_is_itself(url, opened):
@@ -236,20 +252,68 @@ def test_a_swap_leaves_the_attempts_of_both_versions_alone(url):
 
 def test_a_batch_between_the_comparison_and_the_write_is_compared_anew(url, monkeypatch):
     old, _ = versions(url, 5, 5)
-    compare, calls = operation._distance, list[str]()
-
-    def with_a_batch(*ledgers: Any, **how: Any) -> str:
-        said = compare(*ledgers, **how)
-        calls.append(said)
-        if len(calls) == 1:
-            old.batch_to(6, a=9)
-        return said
-
-    monkeypatch.setattr(operation, "_distance", with_a_batch)
-    if url.startswith("redis+cluster"):  # which cannot compare two ledgers in one write
+    is_cluster = url.startswith("redis+cluster")  # which cannot compare two ledgers in one write
+    on_call(monkeypatch, operation, "distance", 2 if is_cluster else 1, lambda: old.batch_to(6, a=9))
+    if is_cluster:
         assert swap(url, {"v": "v.2"})[0].record.to == "v.2"
     else:
         refused(url, "v.2", "partition 0 of t by 1")
+
+
+@pytest.mark.redis
+def test_a_swap_that_keeps_a_version_first_and_is_refused_then_leaves_it_kept(cluster_url, monkeypatch):
+    old, new = versions(cluster_url, 5, 5)
+    on_call(monkeypatch, operation, "distance", 1, lambda: old.batch_to(6, a=9))
+    with pytest.raises(UsageError, match="by 1"):
+        swap(cluster_url, {"v": "v.2"})
+    with open_reader(cluster_url, "v") as reader:
+        assert reader.get("a") == {"n": 9}
+    new.batch_to(6, a=8)
+    assert swap(cluster_url, {"v": "v.2"})[0].record == AliasRecord(
+        alias="v", to="v.2", before="v", keeps=("v", "v.2"), number=1
+    )
+
+
+def test_a_swap_after_a_drop_has_asked_is_seen_before_anything_is_removed(url, monkeypatch):
+    versions(url, 5, 5)
+    on_call(monkeypatch, dropping, "aliases_of", 1, lambda: swap(url, {"v": "v.2"}))
+    with pytest.raises(UsageError, match="Nothing was removed"):
+        drop(url, "v.2")
+    assert open_reader(url, "v").get("a") == {"n": 2}
+    Version(url, state="v.2").batch_to(6, a=3)  # its job goes on after a restart
+    assert open_reader(url, "v").get("a") == {"n": 3}
+    assert swap(url, {"v": "v"}, force=True)[0].record.number == 2
+    assert swap(url, {"v": None})[0].record.to == "v.2"
+
+
+def test_no_swap_leads_to_a_version_that_a_drop_has_taken(url, monkeypatch):
+    versions(url, 5, 5)
+    on_call(monkeypatch, dropping, "aliases_of", 2, lambda: refused(url, "v.2", "is being removed"))
+    assert drop(url, "v.2").records == 2
+    with pytest.raises(StateNotFoundError):
+        swap(url, {"v": "v.2"})
+    assert open_reader(url, "v").get("a") == {"n": 1}
+
+
+def test_a_drop_between_the_comparison_and_the_write_of_a_swap_wins(url, monkeypatch):
+    versions(url, 5, 5)
+    on_call(monkeypatch, operation, "distance", 1, lambda: drop(url, "v.2"))
+    with pytest.raises(StateNotFoundError):
+        swap(url, {"v": "v.2"})
+    assert open_reader(url, "v").get("a") == {"n": 1}
+
+
+@pytest.mark.redis
+def test_without_joint_ledgers_a_version_is_kept_before_its_ledger_is_read_again(cluster_url, monkeypatch):
+    versions(cluster_url, 5, 5)
+
+    def remove() -> None:
+        with pytest.raises(UsageError, match="Nothing was removed"):
+            drop(cluster_url, "v.2")
+
+    on_call(monkeypatch, operation, "distance", 2, remove)
+    assert swap(cluster_url, {"v": "v.2"})[0].record.to == "v.2"
+    assert open_reader(cluster_url, "v").get("a") == {"n": 2}
 
 
 @pytest.mark.parametrize("times", [40, pytest.param(1000, marks=pytest.mark.full)])

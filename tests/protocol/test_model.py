@@ -106,6 +106,15 @@ def test_everything_that_is_modelled_happens_somewhere():
         "fails in back",
         "fails in downstream",
         "IncompleteBatchError",
+        "writes what is kept",
+        "writes and begins anew",
+        "writes UsageError",
+        "writes StateNotFoundError",
+        "drops v.2 removes",
+        "drops v.2 gives back",
+        "drops v.2 takes FencedError",
+        "drops v.2 comes and is refused",
+        "a call begins with an old copy",
     ):
         assert any(happening in one for one in said), happening
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 from mapstate.backends import opened, resolve
 from mapstate.backing_map import Backend
-from mapstate.capabilities import Drops, Scan, SpreadFences
+from mapstate.capabilities import Drops, LedgerStore, Scan, SpreadFences
 from mapstate.errors import CorruptRecordError, FencedError, StateNotFoundError, UsageError
 from mapstate.findings import named_in
 from mapstate.operations.swap import aliases_of
 from mapstate.protocol.fences import Fences
-from mapstate.protocol.ledger_record import LedgerRecord, clock_txid, encode_ledger, now
+from mapstate.protocol.ledger_record import DROPPER, LedgerRecord, clock_txid, encode_ledger, now
 from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store
-from mapstate.protocol.upkeep import begin_drop
+from mapstate.protocol.upkeep import begin_drop, taken
 
 
 class Dropped(NamedTuple):
@@ -72,17 +73,32 @@ def drop(
                 f"the store of state {state!r} offers no Drops, so it cannot remove a state. Nothing was removed. "
                 "Remove the keys under the state's name with the store's own tools."
             )
-        names = [] if force else aliases_of(backend, state)
-        if names:
-            raise UsageError(
-                f"the alias {names[0]!r} keeps state {state!r} for its readers. Nothing was removed. Have them read "
-                f"another version, mapstate swap {names[0]} --to VERSION; then mapstate swap {names[0]} --keep-only."
-            )
-        return _drop(store, state, force=force, dry_run=dry_run, on_page=on_page)
+        ask = partial(_check_aliases, backend, state)
+        if not force:
+            ask()
+        return _drop(store, state, ask, force=force, dry_run=dry_run, on_page=on_page)
 
 
-def _drop(store: Any, state: str, *, force: bool, dry_run: bool, on_page: Callable[[Dropped], None] | None) -> Dropped:
-    stored = ledger_store(store).load()
+def _check_aliases(backend: Backend, state: str) -> None:
+    names = aliases_of(backend, state)
+    if names:
+        raise UsageError(
+            f"the alias {names[0]!r} keeps state {state!r} for its readers. Nothing was removed. Have them read "
+            f"another version, mapstate swap {names[0]} --to VERSION; then mapstate swap {names[0]} --keep-only."
+        )
+
+
+def _drop(
+    store: Any,
+    state: str,
+    ask: Callable[[], None],
+    *,
+    force: bool,
+    dry_run: bool,
+    on_page: Callable[[Dropped], None] | None,
+) -> Dropped:
+    ledgers = ledger_store(store)
+    stored = ledgers.load()
     try:
         ledger = None if stored is None else decode_ledger(stored[0], state)
     except CorruptRecordError:
@@ -95,20 +111,24 @@ def _drop(store: Any, state: str, *, force: bool, dry_run: bool, on_page: Callab
             "the database number, the key prefix and the layout.",
             state=state,
         )
-    after = begin_drop(ledger, state, secrets.token_hex(8), clock_txid(), force=force, at=now())
-    done = Dropped(ledger, 0)
+    session = f"{DROPPER} {secrets.token_hex(8)}"  # to such a ledger no swap leads
+    after = begin_drop(ledger, state, session, clock_txid(), force=force, at=now())
+    done, version = Dropped(ledger, 0), None if stored is None else stored[1]
     if dry_run:
         return done
+    if ledger is not None and not force:  # a swap may have come since the aliases were asked
+        ledger = taken(ledger, session)
+        version = _written(ledgers, ledger, version)
+        try:
+            ask()
+        except BaseException:
+            _written(ledgers, taken(ledger, secrets.token_hex(8)), version)
+            raise
+        after = begin_drop(ledger, state, session, clock_txid(), at=now())
     fences = Fences(store, state) if isinstance(store, SpreadFences) else None
     if fences is not None:
         fences.verify(after.next_txid, None)
-    version = ledger_store(store).swap(encode_ledger(after), None if stored is None else stored[1], after.fence())
-    if version is None:
-        raise FencedError(
-            f"the ledger of state {state!r} has changed meanwhile: a driver or another operator is at work. Nothing "
-            "was removed. Stop it, and run the removal again.",
-            state=state,
-        )
+    version = _written(ledgers, after, version)
     if fences is not None:
         fences.advance_to(after.fence(), None)
     try:
@@ -122,3 +142,15 @@ def _drop(store: Any, state: str, *, force: bool, dry_run: bool, on_page: Callab
             raise
         done = done._replace(foreign=error.facts.get("count", len(keys)), foreign_keys=tuple(keys))
     return done
+
+
+def _written(ledgers: LedgerStore, ledger: LedgerRecord, expected: Any) -> Any:
+    """Its version. Raises FencedError."""
+    version = ledgers.swap(encode_ledger(ledger), expected, ledger.fence())
+    if version is None:
+        raise FencedError(
+            f"the ledger of state {ledger.state!r} has changed meanwhile: a driver or another operator is at work. "
+            "Nothing was removed. Stop it, and run the removal again.",
+            state=ledger.state,
+        )
+    return version

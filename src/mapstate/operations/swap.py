@@ -52,7 +52,7 @@ def swap(
         one_by_one: Swap in one write for each name where the store has no other.
 
     Raises:
-        UsageError: A condition is not met. Nothing was written.
+        UsageError: A condition is not met. Nothing was written; without `JointLedgers` the alias may keep the version.
         StateNotFoundError: There is no such version.
         StoreError: The store failed. A swap may be written or not.
 
@@ -78,20 +78,26 @@ def swap(
             while True:  # another turn means that an alias was swapped, or a batch came, meanwhile
                 planned = [_planned(store_of, name, to[name], drops, max_lag, force=force) for name in part]
                 swaps = {one.store: one for each in planned for one in each.swaps}  # a version may be of two names
-                found = list(swaps.values())
+                found, keeping = list(swaps.values()), list[Swap]()
                 if len(commit_domains([one.store for one in found])) > 1:
-                    found = [each.swaps[0] for each in planned]
+                    # A drop asks for what is kept after its first write, and the ledgers are read again after this one.
+                    keeping = [each.keeping for each in planned if each.keeping is not None]
+                    found = keeping or [each.swaps[0] for each in planned]
                 first = found[0].store
-                if (first.swap(*found[0][1:]) if len(found) == 1 else first.swap_all(found)) is not None:
+                written = first.swap(*found[0][1:]) if len(found) == 1 else first.swap_all(found)
+                if written is not None and not keeping:
                     break
             done += [Swapped(each.record, each.distance) for each in planned]
         return done
 
 
 class _Planned(NamedTuple):
+    """``keeping`` is the write by which the alias keeps the version first; None if it does."""
+
     record: AliasRecord
     distance: str
     swaps: list[Swap]
+    keeping: Swap | None
 
 
 def _planned(
@@ -110,30 +116,30 @@ def _planned(
     old, new = store_of(present).load(), store_of(check_state_name(to)).load()
     if new is None:
         raise StateNotFoundError(f"there is no state {to!r} here. Nothing was written.", state=to)
-    after = alias.swap(record, name, to, None if old is None and record is None else present)
-    ledger = _complete(decode_ledger(new[0], to))
-    swaps = [
-        Swap(
-            place, encode_alias(after), None if stored is None else stored[1], FenceToken(0, after.number, closed=True)
-        )
-    ]
-    swaps.append(Swap(store_of(to), new[0], new[1], ledger.fence()))
-    distance = "there was no state of this name before"
+    after = alias.swap(record, name, to, None if old is None else present)
+    ledger = complete(decode_ledger(new[0], to))
+
+    def written(one: AliasRecord) -> Swap:
+        version = None if stored is None else stored[1]
+        return Swap(place, encode_alias(one), version, FenceToken(0, one.number, closed=True))
+
+    swaps = [written(after), Swap(store_of(to), new[0], new[1], ledger.fence())]
+    said = "there was no state of this name before"
     if old is not None:
         before = decode_ledger(old[0], present)
         _check_schema(before, ledger, drops)
         _check_forgotten(store_of(present), before, store_of(to), ledger)
-        distance = _distance(before, ledger, max_lag, force=force)
+        said = distance(before, ledger, max_lag, force=force)
         swaps.append(Swap(store_of(present), old[0], old[1], before.fence()))
-    return _Planned(after, distance, swaps)
+    is_kept = record is not None and to in record.keeps
+    return _Planned(after, said, swaps, None if is_kept else written(alias.keep(record, name, to)))
 
 
-def _complete(ledger: LedgerRecord) -> LedgerRecord:
+def complete(ledger: LedgerRecord) -> LedgerRecord:
     """The ledger of a version that readers may get. Raises UsageError."""
-    if ledger.seed is not None or ledger.last_commit is None:
-        found = (
-            "is being removed" if ledger.owner == DROPPER else "is being seeded" if ledger.seed else "counts no batch"
-        )
+    is_leaving = ledger.session.startswith(DROPPER)
+    if is_leaving or ledger.seed is not None or ledger.last_commit is None:
+        found = "is being removed" if is_leaving else "is being seeded" if ledger.seed else "counts no batch"
         raise UsageError(f"state {ledger.state!r} {found}, so readers would find nothing. Nothing was written.")
     return ledger
 
@@ -173,7 +179,7 @@ def _shown(ledger: LedgerRecord) -> set[str]:
     return {field.name for field in ledger.fields} | {window.name for window in windows}
 
 
-def _distance(old: LedgerRecord, new: LedgerRecord, max_lag: float | None, *, force: bool) -> str:
+def distance(old: LedgerRecord, new: LedgerRecord, max_lag: float | None, *, force: bool) -> str:
     """How far both versions are, in words. Raises UsageError where the new one is behind, unless by ``force``."""
     last, newest = old.last_commit, new.last_commit
     if last is None or newest is None:

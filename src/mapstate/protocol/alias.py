@@ -22,7 +22,7 @@ class AliasRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ``to``      the version that readers read
     ``before``  the version that they read before the last swap; None if it is not kept
     ``keeps``   the versions that a swap may go to, which are not dropped
-    ``number``  rises with each swap
+    ``number``  rises with each swap; 0 before the first one
     """
 
     alias: str
@@ -43,6 +43,13 @@ def swap(record: AliasRecord | None, name: str, to: str, before: str | None) -> 
     kept = dict.fromkeys([*keeps, *([] if before is None else [before]), to])
     number = 1 if record is None else record.number + 1
     return AliasRecord(alias=name, to=to, before=before, keeps=tuple(kept), number=number)
+
+
+def keep(record: AliasRecord | None, name: str, to: str) -> AliasRecord:
+    """A version is kept, and readers do not read it yet."""
+    if record is None:
+        return AliasRecord(alias=name, to=name, before=None, keeps=(name, to), number=0)
+    return msgspec.structs.replace(record, keeps=(*record.keeps, to))
 
 
 def keep_only(record: AliasRecord) -> AliasRecord:
@@ -72,7 +79,7 @@ def decode_alias(data: bytes, name: str) -> AliasRecord:
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         record, flaw = None, cut(error)
     if record is not None and record.alias == name:
-        if record.to in record.keeps and record.number > 0:
+        if record.to in record.keeps and record.number >= 0:
             return record
         flaw = "it does not keep where it leads to"
     raise CorruptRecordError(

@@ -126,7 +126,7 @@ def _between_batches(ledger: LedgerRecord, session: str, kind: str, *, take_over
             f"{kind} between two batches; or, if the driver of that attempt is gone, take the state over "
             "(take_over=True, --take-over), which fences the driver."
         )
-    return msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
+    return taken(ledger, session)
 
 
 def check_may_begin(ledger: LedgerRecord, kind: OperatorKind) -> None:
@@ -286,6 +286,11 @@ def check_advance(ledger: LedgerRecord, *, back: bool = False) -> WindowsRecord 
             state=ledger.state,
         )
     return kept
+
+
+def taken(ledger: LedgerRecord, session: str) -> LedgerRecord:
+    """The ledger of a state whose driver is fenced. All that counts goes on counting, and a driver may open it."""
+    return msgspec.structs.replace(ledger, epoch=ledger.epoch + 1, session=session)
 
 
 def begin_drop(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mapstate.backing_map import Backend
+from mapstate.capabilities import Claims, FenceToken, Swap
 from mapstate.errors import CorruptRecordError, FencedError, StaleBatchError, StateOwnershipError, UsageError
 from mapstate.operations.doctor import examine
 from mapstate.operations.vacuum import vacuum
@@ -51,6 +52,25 @@ class ReplayContract(BackendContract):
         assert self.seen(backend, "a", "b") == [1, None]
         attempt.commit()
         assert self.seen(backend, "a", "b") == [11, 10]
+
+    @needs("joint_ledgers")
+    def test_an_attempt_goes_on_under_a_ledger_that_is_compared_alone(
+        self, store: Any, backend: Backend, opened: ExitStack
+    ) -> None:
+        """As an alias is swapped: `JointLedgers.swap_all` gets the ledgers of two versions as they are."""
+        another = closing(opened, backend.open(f"{self.state}2"))
+        fence, closed = FenceToken(1, 7), FenceToken(1, 7, closed=True)
+        version = store.swap(b"same", None, fence)
+        claims = [store.claim(7, 0, "mine")] if isinstance(store, Claims) else []
+        same = Swap(store, b"same", version, closed)
+        versions = store.swap_all([Swap(another, b"one", None, closed), same])
+        assert versions[1] == version
+        assert [store.load(), another.load()] == [(b"same", version), (b"one", versions[0])]
+        self.writer_of(store, fence).multi_put(["a"], [self.a_record(1, 7)])
+        assert [store.claim(7, 0, "another") for _ in claims] == claims
+        assert store.swap(b"later", version, fence) is not None
+        assert another.swap_all([Swap(another, b"two", versions[0], closed), same]) is None
+        assert another.load() == (b"one", versions[0])
 
     def test_a_replay_that_omits_a_key_leaves_no_phantom(self, backend: Backend, store: Any, other: Any) -> None:
         self.query(store).run(0, {"a": 10, "b": 20})
