@@ -49,6 +49,8 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         *rolling,
         "rolling_frames",
         "live_page",
+        "swap",
+        "swapped",
     )
     spark = (
         "count_windows",
@@ -59,6 +61,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "rolling_frames",
         "rolling_windows",
         "running",
+        "seed",
         "session_windows",
     )
     spark += ("small_batches", "spark_key_counts", "spark_stream", "topology", "window_joins", "windows")

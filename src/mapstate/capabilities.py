@@ -118,8 +118,8 @@ class JointLedgers(Protocol):
         """Do all of these `LedgerStore.swap`, atomically. Returns the new versions in order, or None: none was done.
 
         The stores have this store's commit domain and class, hold a state each, and include this one. Called once when
-        a batch begins and once when it commits; and when an alias is swapped, under ledgers that stay: where the record
-        is the one that is there, its version is compared, and fence and claims are left alone.
+        a batch begins and once when it commits; and when an alias is swapped, beside ledgers that stay: of several,
+        those whose record is the one that is there are compared, and their fences and claims are left alone.
         """
         ...
 

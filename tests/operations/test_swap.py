@@ -52,10 +52,14 @@ def opened(request: Any) -> Any:
 
 
 class Version(Job):
-    """A version of a state whose batches end at offsets of one partition of Kafka."""
+    """A version of a state, with a query of its own, whose batches end at offsets of one partition of Kafka."""
+
+    def __init__(self, url: str, *, state: str, **changes: Any) -> None:
+        super().__init__(url, state=state, owner=f"query of {state}", **changes)
 
     def commit(self, attempt: Any, end: int, **values: int) -> None:
-        done: dict[str, Any] = {"batch_id": self.next, "txid": attempt.txid, "owner": "q", "keys": len(values)}
+        done: dict[str, Any] = {"batch_id": self.next, "txid": attempt.txid, "keys": len(values)}
+        done["owner"] = self.ledger.record.owner
         self.ledger.commit(Commit(**done, at="2026-11-28T20:00:00Z", offsets=json.dumps([{"t": {"0": end}}])))
         self.next += 1
 
@@ -65,7 +69,8 @@ class Version(Job):
 
 def versions(url: str, *ends: int, **changes: Any) -> list[Version]:
     """``v`` and ``v.2``, of which ``a`` is 1 and 2."""
-    made = [Version(url, state=name, **changes) for name in ("v", "v.2", "v.3")[: len(ends)]]
+    names = ("v", "v.2", "v.3")[: len(ends)]
+    made = [Version(url, state=name, **changes) for name in names]
     for number, (job, end) in enumerate(zip(made, ends, strict=True), 1):
         job.batch_to(end, a=number, b=number)
     return made
@@ -200,6 +205,32 @@ def test_a_version_that_has_not_forgotten_a_key_is_refused(url):
     swap(url, {"v": "v.2"})
     with open_reader(url, "v") as reader:
         assert reader.multi_get(["a", "b"]) == [None, {"n": 2}]
+
+
+def test_a_list_that_is_given_again_leaves_what_came_since_and_one_given_too_early_is_no_use(url):
+    old, new = versions(url, 5, 3)
+    forget(url, "v", {"k": "a"}, id="one")
+    forget_listed(url, "v.2", listed(url, "v"))
+    new.batch_to(5, a=4)  # history that the old version had before it forgot
+    with pytest.raises(UsageError, match="had not come as far then"):
+        swap(url, {"v": "v.2"})
+    forget_listed(url, "v.2", listed(url, "v"))
+    for job in (old, new):
+        job.batch_to(6, a=9)
+    forget(url, "v", {"k": "b"}, id="two")
+    forget_listed(url, "v.2", listed(url, "v"))
+    swap(url, {"v": "v.2"})
+    with open_reader(url, "v") as reader:
+        assert reader.multi_get(["a", "b"]) == [{"n": 9}, None]
+
+
+def test_a_list_for_other_keys_under_the_same_id_is_refused(url):
+    versions(url, 5, 5)
+    forget(url, "v", {"k": "a"}, id="one")
+    forget(url, "v.2", {"k": "b"}, id="one")
+    with pytest.raises(UsageError, match="has forgotten other keys under the id 'one'"):
+        forget_listed(url, "v.2", listed(url, "v"))
+    assert open_reader(url, "v.2").multi_get(["a", "b"]) == [{"n": 2}, None]
 
 
 def test_a_name_may_be_an_alias_alone(url):

@@ -33,7 +33,9 @@ def numpy() -> Any:
 
 def is_packed(value: Any) -> bool:
     """Whether a committed value can be one of `ManyTiles`."""
-    return isinstance(value.after if isinstance(value, Earlier) else value, StoredTiles)
+    if isinstance(value, Earlier):
+        return not value.more and isinstance(value.after, StoredTiles)  # a field that came since has no column there
+    return isinstance(value, StoredTiles)
 
 
 class ManyTiles:

@@ -82,7 +82,12 @@ class MemoryStore:
                 locks.enter_context(one.store._lock)
             if any(one.store._version() != one.expected for one in swaps):
                 return None
-            return [one.store._set(one.record, one.fence) for one in swaps]
+            # Where the record stays, it was compared alone.
+            stay = [len(swaps) > 1 and one.expected and one.store._ledger[0] == one.record for one in swaps]
+            return [
+                one.store._version() if stays else one.store._set(one.record, one.fence)
+                for one, stays in zip(swaps, stay, strict=True)
+            ]
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
         return _Writer(self, token)
@@ -144,8 +149,6 @@ class MemoryStore:
         return None if self._ledger is None else self._ledger[1]
 
     def _set(self, record: bytes, fence: FenceToken) -> int:
-        if self._ledger is not None and self._ledger[0] == record:
-            return self._ledger[1]  # it was compared alone
         self._swaps += 1  # no version comes twice, not even after a drop
         self._ledger = (record, self._swaps)
         self._fence = fence

@@ -12,7 +12,14 @@ from mapstate.cli.arguments import seconds, split_urls, state_beside, store_url
 from mapstate.cli.show import AskingOutput
 from mapstate.errors import MapStateError, UsageError, cut
 from mapstate.maps.operator_list import ListEntry
-from mapstate.operations.forget import FOLLOWERS_HAVE, Forgotten, forget_listed, forgettable_columns, listed
+from mapstate.operations.forget import (
+    FOLLOWERS_HAVE,
+    Forgotten,
+    forget_listed,
+    forgettable_columns,
+    listed,
+    new_salt,
+)
 from mapstate.operations.forget import forget as forget_key
 from mapstate.operations.states import list_states
 from mapstate.reader.forms import typed_keys
@@ -88,18 +95,24 @@ def forget(
         _report(out, [forget_key(store, state, keys, id=id, **options)])
         return
     given = dict(map(_pair, where))
-    states = words or [one.name for one in list_states(store)]
-    found = {state: {one.name: one for one in forgettable_columns(store, state)} for state in states}
-    able = [state for state in states if given.keys() <= found[state].keys()]
-    for state in states:
-        if state not in able:
-            out.note(f"{state} is not keyed by {', '.join(given)}: it is left as it is")
+    found: dict[str, dict[str, KeyField]] = {}
+    salts = []
+    for state in words or [one.name for one in list_states(store) if one.ledger or one.problem]:
+        try:
+            found[state] = {one.name: one for one in forgettable_columns(store, state)}
+            salts += [entry.salt for entry in listed(store, state)]
+        except MapStateError as error:
+            out.fail(error.message)
+    able = [state for state, columns in found.items() if given.keys() <= columns.keys()]
+    for state in found.keys() - able:
+        out.note(f"{state} is not keyed by {', '.join(given)}: it is left as it is")
+    salt = salts[0] if salts else new_salt()  # one for all, so that the lists of versions can be compared
     out.confirm(f"Forget {', '.join(where)} in {', '.join(able) or 'no state'}? It cannot be undone.")
     done = []
     for state in able:
         try:
             keys = {name: _typed(found[state][name], text) for name, text in given.items()}
-            done.append(forget_key(store, state, keys, id=id, **options))
+            done.append(forget_key(store, state, keys, id=id, salt=salt, **options))
         except MapStateError as error:
             out.fail(error.message)
     _report(out, done)

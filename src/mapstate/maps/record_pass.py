@@ -33,19 +33,14 @@ class CodecWithIndex:
         self._index = index_codec(ledger.serializer, ledger.state)
 
     def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
-        if not self._has_index(keys):
+        if not any(map(is_index_key, keys)):
             return self._own.loads(keys, data)
         return [self._of(key).loads([key], [one])[0] for key, one in zip(keys, data, strict=True)]
 
     def dumps(self, keys: Sequence[StoreKey], records: Sequence[Any]) -> list[Any]:
-        if not self._has_index(keys):
+        if not any(map(is_index_key, keys)):
             return self._own.dumps(records)
         return [self._of(key).dumps([record])[0] for key, record in zip(keys, records, strict=True)]
-
-    def _has_index(self, keys: Sequence[StoreKey]) -> bool:
-        ledger = self.ledger
-        has_any = ledger.windows is not None or ledger.changes is not None or ledger.operations is not None
-        return has_any and any(map(is_index_key, keys))
 
     def _of(self, key: StoreKey) -> RecordCodec:
         return self._index if is_index_key(key) else self._own

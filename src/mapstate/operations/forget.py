@@ -29,6 +29,7 @@ from mapstate.maps.serialized import writer_of
 from mapstate.operations.vacuum import check_able, check_beside
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, now
+from mapstate.protocol.plans import behind_by
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
 from mapstate.protocol.upkeep import begin_operator
 from mapstate.protocol.windows import PaneChange
@@ -72,6 +73,7 @@ def forget(
     where: Mapping[str, Any],
     *,
     id: str,  # noqa: A002  as the command has it
+    salt: str | None = None,
     followers_have: float = FOLLOWERS_HAVE,
     beside: Sequence[tuple[Backend | str, str]] = (),
     page_size: int = 1000,
@@ -85,6 +87,8 @@ def forget(
         state: The state's name.
         where: Values by the names of key columns: all keys that have them. The time of a window is not among them.
         id: The operator's name for it, such as that of a ticket.
+        salt: The key of the hash, 32 hexadecimal digits: the same for states whose lists are to be compared, as those
+            of two versions are. Else that of the state's first entry, or a new one.
         followers_have: Seconds after which followers have read of the removal. Later, a call with the same id removes
             the change log up to there, and who is further behind gets a ChangesGoneError.
         beside: The states of the topology that are committed apart from this one, each with its store.
@@ -110,9 +114,9 @@ def forget(
                     "written. Take another id."
                 )
             return {number: entry}
-        salt = known[0].salt if known else secrets.token_hex(16)
+        own = salt or (known[0].salt if known else new_salt())
         return {
-            len(known): ListEntry(id=id, at=now(), columns=columns, salt=salt, digest=digest_of(salt, columns, parts))
+            len(known): ListEntry(id=id, at=now(), columns=columns, salt=own, digest=digest_of(own, columns, parts))
         }
 
     with opened(backend_or_url, state) as store:
@@ -129,10 +133,11 @@ def forget_listed(
     beside: Sequence[tuple[Backend | str, str]] = (),
     page_size: int = 1000,
 ) -> list[Forgotten]:
-    """Make a state that was restored from a copy forget what was forgotten since the copy; see `listed`.
+    """Make a state forget what `listed` says: one that was restored from a copy, or another version of the state.
 
-    While the state counts fewer batches than it did then, replayed batches bring keys back: call it again once it has
-    caught up. Entries that it has from then are left alone. Arguments and errors as of `forget`.
+    While the state counts fewer batches than the listed one did, batches bring keys back: call it again once it has
+    caught up. It is refused where it cannot tell how far another version had come when it did so before. Entries that
+    the state has from then are left alone. Arguments and errors as of `forget`.
     """
 
     def wanted(ledger: LedgerRecord, known: Sequence[ListEntry]) -> dict[int, ListEntry]:
@@ -145,7 +150,7 @@ def forget_listed(
             has = known[number] if number < len(known) else None
             if not set(entry.columns) <= {field.name for field in _forgettable(ledger)}:
                 raise _no_columns(ledger, entry.columns)
-            if has is None or not (has.reaches(entry) or has.reaches(msgspec.structs.replace(entry, **here))):
+            if has is None or _is_due(ledger.state, has, entry, here):
                 found[number] = msgspec.structs.replace(entry, txid=None, purged=None, at=now())
             elif has.purged is None:
                 found[number] = has
@@ -153,6 +158,32 @@ def forget_listed(
 
     with opened(backend_or_url, state) as store:
         return _Forgetting(store, state, followers_have, beside, page_size).run(wanted)
+
+
+def _is_due(state: str, has: ListEntry, entry: ListEntry, here: dict[str, Any]) -> bool:
+    """Whether what the state has done under an id does not reach as far as ``entry``, which comes from a list."""
+    if (has.columns, has.digest) != (entry.columns, entry.digest):
+        raise UsageError(
+            f"state {state!r} has forgotten other keys under the id {entry.id!r}, or the same by another hash. Nothing "
+            "was written. Forget the keys in all states at one time, with --where and a new id, and list them anew."
+        )
+    if has.reaches(entry) or has.reaches(msgspec.structs.replace(entry, **here)):
+        return False
+    if has.owner == entry.owner:
+        return True
+    behind = behind_by(entry.offsets, has.offsets)
+    if behind is None:
+        raise UsageError(
+            f"state {state!r} has done {entry.id!r} before, and its offsets cannot be compared with those of the list: "
+            "rows that came since would be forgotten, too. Nothing was written. Take the entry out of the list if the "
+            "state had caught up then; else forget the keys by hand, under a new id."
+        )
+    return bool(behind)
+
+
+def new_salt() -> str:
+    """A key for hashes."""
+    return secrets.token_hex(16)
 
 
 def listed(backend_or_url: Backend | str, state: str) -> list[ListEntry]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import cache
 from typing import Any, NamedTuple
 
 from mapstate.backends import check_state_name, opened
@@ -17,7 +17,7 @@ from mapstate.protocol import alias
 from mapstate.protocol.alias import ALIAS_SUFFIX, AliasRecord, decode_alias, encode_alias, is_alias
 from mapstate.protocol.ledger_record import DROPPER, LedgerRecord
 from mapstate.protocol.ledgers import commit_domains
-from mapstate.protocol.plans import by_partition
+from mapstate.protocol.plans import behind_by
 from mapstate.protocol.stored_ledger import decode_ledger
 
 
@@ -76,8 +76,11 @@ def swap(
         done: list[Swapped] = []
         for part in [list(to)] if len(commit_domains(places)) == 1 else [[name] for name in to]:
             while True:  # another turn means that an alias was swapped, or a batch came, meanwhile
-                planned = [_planned(store_of, name, to[name], drops, max_lag, force=force) for name in part]
-                swaps = {one.store: one for each in planned for one in each.swaps}  # a version may be of two names
+                load = cache(lambda name: store_of(name).load())  # a version may be of two names
+                planned = [
+                    _planned(store_of, load, name, to[name], drops, max_lag=max_lag, force=force) for name in part
+                ]
+                swaps = {one.store: one for each in planned for one in each.swaps}
                 found, keeping = list(swaps.values()), list[Swap]()
                 if len(commit_domains([one.store for one in found])) > 1:
                     # A drop asks for what is kept after its first write, and the ledgers are read again after this one.
@@ -101,7 +104,7 @@ class _Planned(NamedTuple):
 
 
 def _planned(
-    store_of: Any, name: str, to: str | None, drops: Sequence[str], max_lag: float | None, *, force: bool
+    store_of: Any, load: Any, name: str, to: str | None, drops: Sequence[str], *, max_lag: float | None, force: bool
 ) -> _Planned:
     place = store_of(f"{name}{ALIAS_SUFFIX}")
     stored = place.load()
@@ -113,7 +116,7 @@ def _planned(
             raise UsageError(
                 f"no version before {present!r} is kept for {name!r}: name one, --to. Nothing was written."
             )
-    old, new = store_of(present).load(), store_of(check_state_name(to)).load()
+    old, new = load(present), load(check_state_name(to))
     if new is None:
         raise StateNotFoundError(f"there is no state {to!r} here. Nothing was written.", state=to)
     after = alias.swap(record, name, to, None if old is None else present)
@@ -128,7 +131,7 @@ def _planned(
     if old is not None:
         before = decode_ledger(old[0], present)
         _check_schema(before, ledger, drops)
-        _check_forgotten(store_of(present), before, store_of(to), ledger)
+        _check_forgotten(store_of(present), before, store_of(to), ledger, force=force)
         said = distance(before, ledger, max_lag, force=force)
         swaps.append(Swap(store_of(present), old[0], old[1], before.fence()))
     is_kept = record is not None and to in record.keeps
@@ -146,8 +149,7 @@ def complete(ledger: LedgerRecord) -> LedgerRecord:
 
 def _check_schema(old: LedgerRecord, new: LedgerRecord, drops: Sequence[str]) -> None:
     """Raise UsageError where readers of the old version would fail at the new one."""
-    kinds = [(one.windows is None, one.time_type) for one in (old, new)]
-    if old.keys != new.keys or kinds[0] != kinds[1]:
+    if old.keys != new.keys or old.time_type != new.time_type or not _has_same_windows(old, new):
         own, other = (", ".join(f"{key.name} {key.type}" for key in one.keys) for one in (old, new))
         raise UsageError(
             f"{new.state!r} has the key columns ({other}) and {old.state!r} has ({own}), or they have other windows: "
@@ -161,15 +163,30 @@ def _check_schema(old: LedgerRecord, new: LedgerRecord, drops: Sequence[str]) ->
         )
 
 
-def _check_forgotten(old_store: Any, old: LedgerRecord, new_store: Any, new: LedgerRecord) -> None:
+def _has_same_windows(old: LedgerRecord, new: LedgerRecord) -> bool:
+    """Whether a window of a name, or of a time, is the same span of time in both."""
+    if old.windows is None or new.windows is None:
+        rolling = [() if one.rolling is None else one.rolling.definition.windows for one in (old, new)]
+        known, found = ({window.name: window for window in windows} for windows in rolling)
+        return old.windows is new.windows and all(found.get(name, own) == own for name, own in known.items())
+    return old.windows.definition.is_same(new.windows.definition)
+
+
+def _check_forgotten(old_store: Any, old: LedgerRecord, new_store: Any, new: LedgerRecord, *, force: bool) -> None:
     """Raise UsageError where the new version may hold keys that the old one has forgotten."""
-    done = {(entry.id, entry.digest) for entry in read_list(new_store, new) if entry.purged is not None}
-    lacking = [entry.id for entry in read_list(old_store, old) if (entry.id, entry.digest) not in done]
+    done = {(entry.id, entry.digest): entry for entry in read_list(new_store, new) if entry.purged is not None}
+    lacking = []
+    for entry in read_list(old_store, old):
+        has = done.get((entry.id, entry.digest))
+        behind = [""] if has is None else behind_by(entry.offsets, has.offsets)
+        if behind or (behind is None and not force):
+            lacking.append(shown(entry.id))
     if lacking:
         raise UsageError(
-            f"{new.state!r} has not forgotten what {old.state!r} has, under the id {', '.join(map(shown, lacking))}: "
-            "readers would see it again. Nothing was written. Give it the list: mapstate forget "
-            f"{old.state} --export FILE, then mapstate forget {new.state} --from FILE."
+            f"{new.state!r} has not forgotten what {old.state!r} has, under the id {', '.join(lacking)}, or had not "
+            "come as far then: readers could see it again. Nothing was written. Give it the list, once it has caught "
+            f"up: mapstate forget {old.state} --export FILE, then mapstate forget {new.state} --from FILE. Where "
+            "offsets cannot be compared, --force takes it as it is."
         )
 
 
@@ -184,7 +201,7 @@ def distance(old: LedgerRecord, new: LedgerRecord, max_lag: float | None, *, for
     last, newest = old.last_commit, new.last_commit
     if last is None or newest is None:
         return f"{old.state!r} counts no batch"
-    behind = _behind(last.offsets, newest.offsets)
+    behind = behind_by(last.offsets, newest.offsets)
     if behind is None and max_lag is not None and last.at and newest.at:
         lag = (dt.datetime.fromisoformat(last.at) - dt.datetime.fromisoformat(newest.at)).total_seconds()
         said = f"last committed {lag:.1f} s {'before' if lag > 0 else 'or less before'} {old.state!r}"
@@ -199,26 +216,6 @@ def distance(old: LedgerRecord, new: LedgerRecord, max_lag: float | None, *, for
         way = "--max-lag SECONDS compares the times of the last commits" if behind is None else "wait until it is not"
         raise UsageError(f"{said}: readers may go back. Nothing was written. {way.capitalize()}; --force swaps anyway.")
     return f"{said}; swapped by --force"
-
-
-def _behind(old: str | None, new: str | None) -> list[str] | None:
-    """Where the end offsets ``new`` are before ``old``; None where they cannot be compared."""
-    try:
-        ends, others = json.loads(old or ""), json.loads(new or "")
-    except ValueError:
-        return None
-    if not isinstance(ends, list) or not isinstance(others, list) or len(ends) != len(others):
-        return None
-    behind = []
-    for end, other in zip(ends, others, strict=True):
-        known, found = by_partition(end), by_partition(other)
-        if not known or found is None:
-            return None
-        for (topic, partition), number in known.items():
-            at = found.get((topic, partition), 0)
-            if at < number:
-                behind.append(f"partition {partition} of {topic} by {number - at:,}")
-    return behind
 
 
 def keep_only(backend_or_url: Backend | str, name: str) -> AliasRecord:

@@ -93,6 +93,26 @@ def by_partition(offset: Any) -> dict[tuple[str, str], int] | None:
     return {(topic, partition): end for topic, ends in offset.items() for partition, end in ends.items()}
 
 
+def behind_by(ends: str | None, others: str | None) -> list[str] | None:
+    """Where the offsets ``others`` of a query are before ``ends``, in words; None where they cannot be compared."""
+    try:
+        known, found = json.loads(ends or ""), json.loads(others or "")
+    except ValueError:
+        return None
+    if not isinstance(known, list) or not isinstance(found, list) or len(known) != len(found):
+        return None
+    behind = []
+    for end, other in zip(known, found, strict=True):
+        numbers, reached = by_partition(end), by_partition(other)
+        if not numbers or reached is None:
+            return None
+        for (topic, partition), number in numbers.items():
+            at = reached.get((topic, partition), 0)
+            if at < number:
+                behind.append(f"partition {partition} of {topic} by {number - at:,}")
+    return behind
+
+
 def _is_same(known: PlanDigest, present: PlanDigest) -> bool:
     if known.upstream_txid is not None and present.upstream_txid not in (known.upstream_txid, None):
         return False

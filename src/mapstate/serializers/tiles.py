@@ -91,10 +91,10 @@ class StoredTiles:
 class Earlier:
     """The value before a batch, in a record that was read: what its undo makes of the value after it."""
 
-    __slots__ = ("_more", "after", "undo")
+    __slots__ = ("after", "more", "undo")
 
     def __init__(self, after: Tiles | StoredTiles, undo: Callable[[], Undo], more: int = 0) -> None:
-        self.after, self.undo, self._more = after, undo, more
+        self.after, self.undo, self.more = after, undo, more
 
     def tiles(self) -> Tiles:
         """The tiles. Each call makes them."""
@@ -112,7 +112,7 @@ class Earlier:
                     column.insert(at, None)
             for column, old in zip(columns, back.columns, strict=True):
                 column[at] = old[place]
-        return Tiles(starts, columns).widened(len(columns) + self._more)
+        return Tiles(starts, columns).widened(len(columns) + self.more)
 
     def widened(self, fields: int) -> Earlier:
         """With nulls for the fields that were added since."""

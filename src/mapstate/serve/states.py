@@ -180,7 +180,7 @@ class States:
             check_state_name(name)
         except errors.ConfigurationError:
             raise StateNotFoundError("there is no state of this name: no state can have it") from None
-        await self._check_is_there(name)
+        await self._ask(check_is_there, name)
         aggregators = self._aggregators.get(name, {})
         reader = await open_async_reader(self._backend, name, aggregators=aggregators)
         return OpenState(name, reader, aggregators)
@@ -189,18 +189,18 @@ class States:
         """Raise the store's error, or TimeoutError, where it does not answer in time. One asks, for all who ask now."""
         if self._asking is None or self._asking.done():
             name = next(reversed(self._open), "ready")  # a user of the store may have rights to some states only
-            self._asking = asyncio.create_task(asyncio.wait_for(self._check_is_there(name), _READY_SECONDS))
+            self._asking = asyncio.create_task(asyncio.wait_for(self._ask(check_exact, name), _READY_SECONDS))
             self._asking.add_done_callback(lambda asked: asked.cancelled() or asked.exception())  # all may have gone
         with suppress(StateNotFoundError):
             await asyncio.shield(self._asking)
 
-    async def _check_is_there(self, name: str) -> None:
+    async def _ask(self, check: Callable[[Backend, str], None], name: str) -> None:
         if isinstance(self._backend, EventLoops):  # a call that hangs holds no thread, and can be ended
             from mapstate.event_loop import on_loop
 
-            await on_loop(check_is_there, self._backend.on_event_loop(), name)
+            await on_loop(check, self._backend.on_event_loop(), name)
         else:
-            await asyncio.to_thread(check_is_there, self._backend, name)
+            await asyncio.to_thread(check, self._backend, name)
 
     async def lose_if_gone(self, name: str, error: MapStateError) -> None:
         """Remember that an open state is gone, if ``error`` says so.
@@ -242,8 +242,13 @@ def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
 
 
 def check_is_there(backend: Backend, name: str) -> None:
-    """Raises StateNotFoundError where a state has no ledger. By one read; a reader would look for records, too."""
-    store = backend.open(version_of(backend, name))
+    """Raises StateNotFoundError where what a name leads to has no ledger. A reader would look for records, too."""
+    check_exact(backend, version_of(backend, name))
+
+
+def check_exact(backend: Backend, name: str) -> None:
+    """Raises StateNotFoundError where a state of this very name has no ledger. By one read."""
+    store = backend.open(name)
     try:
         if ledger_store(store).load() is None:
             raise StateNotFoundError(f"there is no state {name!r} in this store", state=name)

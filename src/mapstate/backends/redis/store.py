@@ -135,7 +135,7 @@ class RedisStore:
         changes = [
             change
             for found, one in zip(ledgers, swaps, strict=True)
-            if found != one.record
+            if count == 1 or found != one.record
             for change in one.store._changes(one.record, one.fence, is_new=found is None)
         ]
         done = server.tell(MULTI + commands(*changes) + EXEC, len(changes) + 2, conn)[-1]

@@ -91,7 +91,7 @@ class SqliteStore:
             if any(one.store._version(db) != one.expected for one in swaps):
                 return None
             for one in swaps:
-                if one.expected is not None and one.expected[0] == one.record:
+                if len(swaps) > 1 and one.expected is not None and one.expected[0] == one.record:
                     continue
                 state = one.store._state
                 db.execute("REPLACE INTO mapstate_ledgers VALUES (?, ?, ?, ?, ?, ?)", (state, one.record, *one.fence))

@@ -316,7 +316,8 @@ class BatchDriver:
         kept = None if self._quarantine is None else self._quarantine.kept
         directory = kept and kept(batch.df, batch.run.query_id, batch.batch_id, repeat.commits)
         repeat.set_batch()
-        if directory is not None or by_hand or not self._feeds_from_source:
+        was_seeded = any(commit is not None and commit.seeded for commit in repeat.commits)
+        if was_seeded or directory is not None or by_hand or not self._feeds_from_source:
             batch.df.write.format("noop").mode("overwrite").save()  # operators of Spark's own with state commit it, too
         elif repeat.has_more(self._frames, self._max_attempts):
             attempts = repeat.begin_anew(batch.calls.take_back, batch.ask, self._planned.plan)
@@ -324,6 +325,8 @@ class BatchDriver:
                 return attempts
         _log.info("batch %d of %s is committed already, nothing is written", batch.batch_id, self._plan.stream)
         self._finished(repeat.finished(directory))
+        if was_seeded:  # nothing of a seed goes downstream
+            return []
         if directory is not None:  # nothing went downstream, and a function may fail for these rows again
             repeats.emit_nothing(self._plan, self._states, ledgers.records, batch.df, batch.batch_id, done=done)
             return []
