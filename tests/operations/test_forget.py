@@ -22,7 +22,9 @@ from mapstate.cli.commands import app
 from mapstate.errors import ChangesGoneError, FencedError, RollbackError, UsageError
 from mapstate.maps.operator_list import ListedKeys
 from mapstate.operations.doctor import examine
+from mapstate.operations.drop import drop
 from mapstate.operations.forget import forget, forget_listed, listed
+from mapstate.operations.swap import swap
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted
@@ -321,6 +323,37 @@ def test_the_command_forgets_by_a_column_in_all_states_that_have_it(url):
     for state, left in (("by_day", 0), ("by_user", 1), ("by_page", 1)):
         with open_reader(url, state) as reader:
             assert len(list(reader.scan())) == reader.key_count() == left
+
+
+def test_the_command_goes_on_past_an_alias_alone_and_has_one_hash_for_all(tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    for state in ("v", "v.2", "w"):
+        Job(url, state=state).batch(a=1, b=2)
+    swap(url, {"v": "v.2"}, force=True)
+    drop(url, "v", force=True)
+    done = CliRunner().invoke(app, ["forget", url, "--where", "k=a", "--id", "one", "--yes"])
+    assert done.exit_code == 0, done.output
+    assert [open_reader(url, state).get("a") for state in ("v.2", "w")] == [None, None]
+    ((first,), (second,)) = (listed(url, state) for state in ("v.2", "w"))
+    assert first.digest == second.digest
+
+
+def test_a_forget_that_ended_before_its_commit_leaves_nothing_that_is_foreign(tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/state.db"
+    Job(url).batch(a=1, b=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "commit_forget", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            forget(url, "s", {"k": "a"}, id="one")
+    Job(url).batch(b=3)
+    assert vacuum(url, "s").unreadable == 0
+    assert "error" not in {finding.severity for finding in examine(url, "s")}
+    assert forget(url, "s", {"k": "a"}, id="one").keys == 1
+    assert open_reader(url, "s").multi_get(["a", "b"]) == [None, {"n": 3}]
+
+
+def interrupted(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
 
 
 def test_the_command_writes_its_list_to_a_file_and_applies_it(tmp_path):

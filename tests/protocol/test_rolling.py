@@ -708,3 +708,18 @@ def test_a_field_and_a_window_are_a_column_and_names_that_collide_are_refused():
     check_unique(names)
     with pytest.raises(DuplicateNameError):
         check_unique(["n_10", *(name for name, _, _ in columns_of(["n"], windows))])
+
+
+def test_many_records_of_before_a_field_was_added_are_read_as_a_few_are():
+    count, total = Field("n", "Count()", "bigint"), Field("m", "Sum(x)", "bigint")
+    form, window = serializer("msgpack"), RollingWindow("w", 5, 1)
+    old = RecordCodec(form, "s", "opaque", (count,), ((10, 1),), in_tiles=True)
+    new = RecordCodec(form, "s", "opaque", (count, total), ((10, 1), (50, 2)), in_tiles=True)
+    written = (20, Tiles([1, 2, 3], [[1, 3, 4]]), Tiles([1, 2], [[1, 2]]))
+    records = new.loads(["k"] * 20, old.dumps([written] * 20))
+    answers = Answers(joins_of([count, total], {}), RollingDefinition(windows=(window,), type="bigint", unit=1))
+    for at in (1, 2):  # the value after the batch, and before it
+        values = [record[at] for record in records]
+        one = answers.values(values[:1], [(5, 5)])
+        assert answers.values(values, [(5, 5)] * 20) == one * 20
+        assert one == [(8 if at == 1 else 3, None)]
