@@ -155,6 +155,19 @@ def test_batch_0_that_is_planned_anew_begins_anew_or_is_refused(spark, history, 
         counts.seed(history.checkpoint)
 
 
+def test_batch_0_that_comes_again_after_its_end_gives_nothing_downstream(spark, history, tmp_path):
+    url, seen = f"sqlite:///{tmp_path}/state.db", list[Any]()
+    counts = declared(spark, history, url)
+    job = counts.newValuesStream().foreachBatch(lambda df, batch_id: seen.append((batch_id, df.count())))
+    counts.seed(history.checkpoint, buckets=3)
+    for name in ("0", ".0.crc"):
+        Path(history.checkpoint, "commits", name).unlink()
+    history.put("later", [("u1", 5)])
+    job.start(history.checkpoint, trigger=AVAILABLE).awaitTermination()
+    assert seen == [(1, 1)]
+    assert contents(url, "visits") == history.truth()
+
+
 def test_aggregates_in_python_are_staged_as_rows(spark, history, tmp_path):
     url = f"sqlite:///{tmp_path}/state.db"
     counts = declared(spark, history, url, counted=Count(), last=LastN("bytes", 2, by="bytes"))
