@@ -73,7 +73,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
             {
                 "MAPSTATE_TEST_REDIS_CLUSTER_URL": f"redis+cluster://127.0.0.1:{variables['MAPSTATE_REDIS_CLUSTER_PORT']}"
             },
-            ("contract_redis_cluster", "redis_cluster", "states_before", "serve_calls", "forget", *rolling),
+            ("contract_redis_cluster", "redis_cluster", "states_before", "serve_calls", "forget", "swap", *rolling),
         ),
         (
             "aerospike",
