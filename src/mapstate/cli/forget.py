@@ -104,7 +104,7 @@ def forget(
         except MapStateError as error:
             out.fail(error.message)
     able = [state for state, columns in found.items() if given.keys() <= columns.keys()]
-    for state in found.keys() - able:
+    for state in [state for state in found if state not in able]:
         out.note(f"{state} is not keyed by {', '.join(given)}: it is left as it is")
     salt = salts[0] if salts else new_salt()  # one for all, so that the lists of versions can be compared
     out.confirm(f"Forget {', '.join(where)} in {', '.join(able) or 'no state'}? It cannot be undone.")

@@ -395,7 +395,7 @@ class _Forgetting:
     ) -> Iterator[tuple[list[StoreKey], list[Any]]]:
         """The keys, some at a time, with their values by the one rule."""
         for some in batched(keys, _WRITE):
-            records = _codec(seen).loads(some, writer.multi_get(some))
+            records = CodecWithIndex(seen).loads(some, writer.multi_get(some))
             if seen.type == "opaque":
                 yield some, attempt.view.values(records, attempt.txid)
             else:
@@ -414,12 +414,11 @@ class _Forgetting:
             return
         if self._removes and isinstance(writer, Rewrites):
             there = [at for at, record in enumerate(records) if any(value is not None for value in record[1:])]
-            stored = dict(
-                zip(there, _codec(seen).dumps([keys[at] for at in there], [records[at] for at in there]), strict=True)
-            )
+            data = CodecWithIndex(seen).dumps([keys[at] for at in there], [records[at] for at in there])
+            stored = dict(zip(there, data, strict=True))
             writer.multi_rewrite(keys, [stored.get(at) for at in range(len(keys))])
         else:
-            writer.multi_put(keys, _codec(seen).dumps(keys, records))
+            writer.multi_put(keys, CodecWithIndex(seen).dumps(keys, records))
 
     def _list(self, writer: Any, seen: LedgerRecord, attempt: Attempt, entries: dict[int, ListEntry]) -> None:
         keys = list(map(entry_key, entries))
@@ -428,10 +427,6 @@ class _Forgetting:
         plain = [msgspec.json.decode(msgspec.json.encode(entry)) for entry in entries.values()]
         records = zip(plain, before, strict=True)
         writer.multi_put(keys, codec.dumps([(attempt.txid, value, was) for value, was in records]))
-
-
-def _codec(ledger: LedgerRecord) -> CodecWithIndex:
-    return CodecWithIndex(msgspec.structs.replace(ledger, operations=ledger.operations or 0))
 
 
 def _without(keys: ListedKeys, index_key: StoreKey, value: Any) -> Any:
