@@ -30,8 +30,8 @@ from mapstate.backends.redis import cluster_writer
 from mapstate.backends.redis.backend import RedisBackend
 from mapstate.backends.redis.cluster_store import RedisClusterBackend
 from mapstate.backends.redis.cluster_writer import GroupKeys, SlotGroup, by_slot_group
-from mapstate.backends.redis.layout import StringLayout
-from mapstate.backends.redis.wire import PackedKeys, command
+from mapstate.backends.redis.connection import command
+from mapstate.backends.redis.layout import PackedKeys, StringLayout
 from mapstate.spec import CHUNK_SIZE
 
 _PAYLOAD = b"[280000009,3,2]"

@@ -14,10 +14,17 @@ import msgspec
 
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
-from mapstate.protocol import plans, transitions, ways_back
+from mapstate.protocol import transitions, ways_back
 from mapstate.protocol.alias import AliasRecord
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, InFlight, LedgerRecord, OpenRequest
-from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.ledger_record import (
+    AlreadyCommitted,
+    Attempt,
+    BatchPlan,
+    Commit,
+    InFlight,
+    LedgerRecord,
+    OpenRequest,
+)
 from mapstate.reader.changes import Position
 from model.explore import AnyWorld
 from model.following import Following, FollowingProtocol
@@ -344,7 +351,7 @@ class _CountsAnewBehindAnother(TogetherProtocol):
         self, ledger: LedgerRecord, session: str, batch: int, nonce: str, plan: BatchPlan | None = None
     ) -> tuple[LedgerRecord, Attempt | AlreadyCommitted]:
         last = ledger.last_commit
-        if last is not None and plans.is_replanned(ledger, batch, plan):
+        if last is not None and ways_back.is_replanned(ledger, batch, plan):
             forgotten = msgspec.structs.replace(ledger, in_flight=None, next_txid=last.txid + 1)
             back = ways_back.rollback(forgotten)
             ledger = msgspec.structs.replace(back, next_txid=ledger.next_txid)

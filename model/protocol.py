@@ -18,9 +18,8 @@ from mapstate.capabilities import FenceToken
 from mapstate.errors import LedgerLostError, MapStateError, StaleBatchError
 from mapstate.maps import OpaqueMap, TransactionalMap
 from mapstate.protocol import transitions, upkeep, ways_back
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.opening import open_ledger
-from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.records import CommitView
 from mapstate.schema import Field, OnNewOwner, StateType
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.ledger_record import BatchPlan
 from mapstate.schema import OnNewOwner, StateType
 from model.protocol import ModelAttempt, Protocol, Record, Refused
 from model.together import TogetherProtocol

@@ -15,9 +15,8 @@ import msgspec
 
 from mapstate.errors import LedgerError, ReplannedBatchError, UsageError
 from mapstate.protocol import seeding
-from mapstate.protocol.ledger_record import AlreadyCommitted, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.ledger_record import AlreadyCommitted, BatchPlan, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.opening import open_ledger
-from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.transitions import begin, commit
 from mapstate.schema import Field, KeyField
 

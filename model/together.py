@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
 from mapstate.protocol import following, joint, transitions
-from mapstate.protocol.ledger_record import AlreadyCommitted, LedgerRecord, OpenRequest
-from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.ledger_record import AlreadyCommitted, BatchPlan, LedgerRecord, OpenRequest
 from mapstate.schema import OnNewOwner, StateType
 from model.protocol import ModelAttempt, Protocol, Record, Refused
 from model.world import Drivers, Label, ViolationError, with_item

@@ -21,8 +21,7 @@ from mapstate.keys import INDEX
 from mapstate.maps import pane_index
 from mapstate.protocol import windows
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.ledger_record import Commit, LedgerRecord
-from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.ledger_record import BatchPlan, Commit, LedgerRecord
 from mapstate.protocol.windows import NEVER
 from model.actors import Actor
 from model.window_actors import LATE, WINDOWS, Driver, Reader, WindowRules, pane_number, values_of

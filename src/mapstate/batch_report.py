@@ -78,12 +78,3 @@ class FinishedBatch(msgspec.Struct, frozen=True, kw_only=True):
     quarantined: str | None = None
     repeated: bool = False
     spans: tuple[Span, ...] = ()
-
-
-_encoder = msgspec.json.Encoder()
-
-
-def encode_report(report: BatchReport) -> bytes:
-    """Encode a report as JSON, as a store keeps it. Without windows or offsets it has no numbers of them."""
-    encoded = _encoder.encode(report).replace(b',"offsets_passed":null', b"")
-    return encoded.replace(b',"rows_late":0,"rows_between":0,"watermark":null', b"")

@@ -24,7 +24,7 @@ from mapstate import opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis import RedisClusterBackend, RedisClusterStore
 from mapstate.backends.redis.cluster_writer import by_slot_group
-from mapstate.backends.redis.wire import command
+from mapstate.backends.redis.connection import command
 from mapstate.backing_map import Backend, IBackingMap
 from mapstate.capabilities import (
     Checkup,

@@ -17,7 +17,7 @@ from servers import GivenRedis
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis import RedisSentinelBackend, RedisUnixBackend
-from mapstate.backends.redis.wire import command
+from mapstate.backends.redis.connection import command
 from mapstate.capabilities import FenceToken
 from mapstate.errors import (
     ConfigurationError,

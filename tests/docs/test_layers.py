@@ -31,7 +31,7 @@ LAYERS = [
     ("capabilities", "event_loop", "protocol.changes", "protocol.records", "protocol.rolling", "protocol.seeds"),
     ("protocol.sessions", "windows"),
     ("protocol.ledger_record",),
-    ("protocol.plans", "protocol.refusals", "protocol.seed_refusals"),
+    ("protocol.refusals", "protocol.seed_refusals"),
     ("protocol.ways_back",),
     ("protocol.transitions",),
     (
@@ -82,7 +82,6 @@ FOREIGN = {
 }
 # Still to do: names of a base class in another module, and files with more than one subject.
 PRIVATE_TO_DO = {
-    "mapstate.maps.opaque": {"_attempt", "_txid"},
     "mapstate.maps.transactional": {"_attempt"},
 }
 MOST_LINES = 500

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 
 from mapstate import open_reader
 from mapstate.backends import resolve
-from mapstate.batch_report import encode_report
 from mapstate.cli.commands import app
 from mapstate.errors import (
     ConfigurationError,
@@ -28,10 +27,12 @@ from mapstate.errors import (
 from mapstate.maps import NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.operations.adopt import Adopted, adopt
-from mapstate.protocol.ledger_record import Attempt, Commit, OpenRequest, clock_txid
+from mapstate.protocol.ledger_record import Attempt, Commit, OpenRequest
+from mapstate.protocol.opening import clock_txid
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.driver.repeats import report_of
+from mapstate.spark.driver.state import encode_report
 
 pytestmark = pytest.mark.redis
 

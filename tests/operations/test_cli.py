@@ -26,13 +26,14 @@ from typer.testing import CliRunner
 
 from mapstate import __version__, open_reader
 from mapstate.backends import naming, resolve
-from mapstate.batch_report import BatchReport, encode_report
+from mapstate.batch_report import BatchReport
 from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
 from mapstate.errors import CorruptRecordError, MapStateError, StateNotFoundError
 from mapstate.protocol.ledger_record import OpenRequest, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.schema import Field, KeyField
+from mapstate.spark.driver.state import encode_report
 
 SECRET = "s3cret-p4ssword"
 ADOPT = ["adopt", "--type", "opaque"]

@@ -17,7 +17,7 @@ from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryStore
 from mapstate.backends.redis.operations import RedisFacts, judge
 from mapstate.backends.sqlite import operations as sqlite_operations
-from mapstate.batch_report import BatchReport, encode_report
+from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Checkup
 from mapstate.errors import StateNotFoundError, StoreAuthError
 from mapstate.operations.doctor import examine
@@ -25,6 +25,7 @@ from mapstate.protocol import ledger, ledgers
 from mapstate.protocol.ledger_record import Commit, PlanDigest, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store
 from mapstate.schema import Field
+from mapstate.spark.driver.state import encode_report
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])

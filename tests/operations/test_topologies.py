@@ -21,7 +21,6 @@ from states import Bare, Job, Tens, made_of_one_batch
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from mapstate.batch_report import encode_report
 from mapstate.cli.commands import app
 from mapstate.errors import CorruptRecordError, NotAliveError, UsageError
 from mapstate.operations import control
@@ -31,6 +30,7 @@ from mapstate.protocol import control as rules
 from mapstate.protocol.control import ControlRecord, DriverRecord
 from mapstate.protocol.ledger_record import now
 from mapstate.schema import Field, KeyField
+from mapstate.spark.driver.state import encode_report
 
 ROOT = Path(__file__).resolve().parents[2]
 AT = "2026-11-24T10:00:00.000+00:00"

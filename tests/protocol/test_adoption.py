@@ -15,9 +15,8 @@ from mapstate.errors import IncompleteBatchError, ReplannedBatchError, RollbackE
 from mapstate.protocol import ways_back
 from mapstate.protocol.following import digest_of_files
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, encode_ledger, now
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, BatchPlan, Commit, encode_ledger, now
 from mapstate.protocol.ledgers import Ledgers
-from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.stored_ledger import decode_ledger
 
 FILES = {"logOffset": 7, "source": "FileStreamSource[file:/in]", "newest": 17, "paths": ["file:/in/a"]}

@@ -13,11 +13,12 @@ import pytest
 
 from mapstate import Count, Sum, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
-from mapstate.batch_report import BatchReport, encode_report
+from mapstate.batch_report import BatchReport
 from mapstate.capabilities import FenceToken, Reports
 from mapstate.errors import CorruptRecordError, FencedError, StoreAuthError, StoreUnavailableError
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.reader.reports import read_reports
+from mapstate.spark.driver.state import encode_report
 
 
 @pytest.fixture(params=["memory", "sqlite", pytest.param("redis", marks=pytest.mark.redis)])

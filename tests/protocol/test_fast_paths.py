@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 from mapstate import Count, Sum
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.retraction import RetractableAvg, RetractableRows, RetractableSum
+from mapstate.backends.redis.connection import command
 from mapstate.backends.redis.hash_layouts import HashLayout, PackedLayout
 from mapstate.backends.redis.layout import StringLayout
 from mapstate.backends.redis.scripts import script
-from mapstate.backends.redis.wire import command
 from mapstate.errors import (
     LedgerLostError,
     MapStateError,

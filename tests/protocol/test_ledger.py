@@ -29,7 +29,8 @@ from mapstate.errors import (
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import SerializedMap
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.ledger_record import AlreadyCommitted, Commit, OpenRequest, clock_txid, encode_ledger, now
+from mapstate.protocol.ledger_record import AlreadyCommitted, Commit, OpenRequest, encode_ledger, now
+from mapstate.protocol.opening import clock_txid
 from mapstate.protocol.records import OpaqueValue
 from mapstate.protocol.stored_ledger import LEDGER_KEY, decode_ledger, ledger_store, read_ledger
 from mapstate.schema import Field, KeyField

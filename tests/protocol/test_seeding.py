@@ -28,11 +28,11 @@ from mapstate.protocol.ledger_record import (
     FORMAT,
     FORMAT_WITH_SEED,
     AlreadyCommitted,
+    BatchPlan,
     Commit,
     encode_ledger,
 )
 from mapstate.protocol.opening import open_ledger
-from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.seed_ledgers import SeedLedgers
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.protocol.transitions import begin

@@ -21,9 +21,16 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.protocol.following import check_follower
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest, encode_ledger
+from mapstate.protocol.ledger_record import (
+    AlreadyCommitted,
+    Attempt,
+    BatchPlan,
+    Commit,
+    LedgerRecord,
+    OpenRequest,
+    encode_ledger,
+)
 from mapstate.protocol.opening import open_ledger
-from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.records import OpaqueValue
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.protocol.transitions import begin, commit

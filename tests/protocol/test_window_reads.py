@@ -19,8 +19,7 @@ from mapstate.aggregators.results import joins_of
 from mapstate.backends import resolve
 from mapstate.errors import KeyEncodingError, StaleBatchError, StoreLostError, UsageError, WindowGoneError
 from mapstate.keys import KeyCodec, is_index_key
-from mapstate.maps.map_state import replace_all
-from mapstate.maps.opaque import OpaqueMap
+from mapstate.maps.opaque import OpaqueMap, replace_all
 from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.sessions import FIRST, LAST, pane_to_settle

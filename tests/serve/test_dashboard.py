@@ -14,9 +14,9 @@ from starlette.testclient import TestClient
 from states import Job, made_of_one_batch
 from windowed import Row, Windowed
 
-from mapstate.batch_report import encode_report
 from mapstate.schema import Field
 from mapstate.serve import make_app
+from mapstate.spark.driver.state import encode_report
 
 ROOT = Path(__file__).resolve().parents[2]
 BOARD = json.loads((ROOT / "examples/grafana/mapstate.json").read_text())

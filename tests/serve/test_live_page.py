@@ -26,9 +26,9 @@ from states import Job, N, Tens, made_of_one_batch
 
 import mapstate.serve
 from mapstate import open_reader
-from mapstate.batch_report import encode_report
 from mapstate.errors import MapStateError
 from mapstate.schema import KeyField
+from mapstate.spark.driver.state import encode_report
 
 PAGE = Path(mapstate.serve.__file__).parent / "page"
 ARGUMENTS = (

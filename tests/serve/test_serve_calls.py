@@ -26,13 +26,13 @@ from windowed import Row, Windowed
 
 from mapstate.aggregators import Count
 from mapstate.backends import resolve
-from mapstate.batch_report import encode_report
 from mapstate.errors import ConfigurationError, UsageError
 from mapstate.keys import KeyCodec
 from mapstate.operations.drop import drop
 from mapstate.reader.async_reader import AsyncStateReader
 from mapstate.schema import Field, KeyField
 from mapstate.serve import make_app
+from mapstate.spark.driver.state import encode_report
 from mapstate.testing import wait_for
 
 

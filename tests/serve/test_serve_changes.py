@@ -14,7 +14,6 @@ import pytest
 from service import ROWS, VISITS, client_of, problem, report
 from states import Job, made_of_one_batch
 
-from mapstate.batch_report import encode_report
 from mapstate.errors import StateNotFoundError, UsageError
 from mapstate.keys import KeyCodec
 from mapstate.operations.drop import drop
@@ -23,6 +22,7 @@ from mapstate.schema import KeyField
 from mapstate.serve import make_app
 from mapstate.serve import states as states_module
 from mapstate.serve.commits import Commits
+from mapstate.spark.driver.state import encode_report
 
 # Which states there are
 
@@ -108,7 +108,7 @@ def remove_ledger(store):
     if hasattr(store, "_database"):
         store._database.transaction("BEGIN IMMEDIATE", lambda db: db.execute("DELETE FROM mapstate_ledgers"))
     else:
-        from mapstate.backends.redis.wire import command
+        from mapstate.backends.redis.connection import command
 
         store._server.tell(command(b"DEL", store._ledger), 1)
 

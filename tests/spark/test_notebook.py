@@ -11,10 +11,10 @@ from one_ledger import OneLedger
 
 from mapstate import BatchReport, Count, Sum, newStream, opaque, open_async_reader, open_reader
 from mapstate.backends.memory import MemoryBackend
-from mapstate.batch_report import encode_report
 from mapstate.errors import StoreUnavailableError
 from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
+from mapstate.spark.driver.state import encode_report
 
 ODD = "<script>alert('&')</script>"
 AT = "2026-11-21T10:00:00+00:00"

@@ -14,8 +14,7 @@ from spark_fixtures import Visits
 
 from mapstate import Count, Sum, newStream, opaque, open_reader
 from mapstate.errors import UsageError
-from mapstate.protocol.ledger_record import Commit
-from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.ledger_record import BatchPlan, Commit
 from mapstate.spark.driver import offsets as module
 from mapstate.spark.driver import uncounted_files
 from mapstate.spark.driver.offsets import PlannedBatches, known_files, offsets_passed, with_files

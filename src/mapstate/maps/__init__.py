@@ -1,7 +1,6 @@
 """Map states, which turn replays into exactly once, and wrappers for backing maps."""
 
-from mapstate.maps.map_state import MapState, TransactionStatus
-from mapstate.maps.opaque import OpaqueMap
+from mapstate.maps.opaque import MapState, OpaqueMap, TransactionStatus
 from mapstate.maps.transactional import NonTransactionalMap, TransactionalMap
 from mapstate.maps.wrappers import CachedMap, MicroBatchBackingMap, SnapshottableMap
 

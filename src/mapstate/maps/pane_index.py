@@ -20,8 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from mapstate.errors import KeyEncodingError, StoreLostError
 from mapstate.keys import INDEX, KeyCodec, StoreKey, contains_none, is_index_key
-from mapstate.maps.map_state import replace_all
-from mapstate.maps.opaque import OpaqueMap
+from mapstate.maps.opaque import OpaqueMap, replace_all
 from mapstate.maps.serialized import SerializedMap
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView

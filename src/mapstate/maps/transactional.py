@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from mapstate.backing_map import IBackingMap
-from mapstate.maps.map_state import CombineAll, MapState, last_of_each, replace_all
+from mapstate.maps.opaque import CombineAll, MapState, last_of_each, replace_all
 from mapstate.protocol.records import CommitView, TransactionalValue, stale
 
 V = TypeVar("V")

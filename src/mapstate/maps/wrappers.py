@@ -10,7 +10,7 @@ from cachetools import LRUCache
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.errors import UsageError
 from mapstate.keys import GLOBAL_KEY
-from mapstate.maps.map_state import MapState, Updater
+from mapstate.maps.opaque import MapState, Updater
 
 K = TypeVar("K")
 V = TypeVar("V")

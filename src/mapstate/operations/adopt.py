@@ -21,7 +21,8 @@ from mapstate.capabilities import Scan
 from mapstate.errors import CorruptRecordError, KeyEncodingError, UsageError, shown
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.maps.record_pass import all_records
-from mapstate.protocol.ledger_record import Commit, LedgerRecord, clock_txid, encode_ledger
+from mapstate.protocol.ledger_record import Commit, LedgerRecord, encode_ledger
+from mapstate.protocol.opening import clock_txid
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store, record_pages
 from mapstate.reader.reports import read_reports
 from mapstate.schema import Field, KeyField, StateType

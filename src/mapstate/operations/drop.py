@@ -18,7 +18,8 @@ from mapstate.errors import CorruptRecordError, FencedError, StateNotFoundError,
 from mapstate.findings import named_in
 from mapstate.operations.swap import aliases_of
 from mapstate.protocol.fences import Fences
-from mapstate.protocol.ledger_record import DROPPER, LedgerRecord, clock_txid, encode_ledger, now
+from mapstate.protocol.ledger_record import DROPPER, LedgerRecord, encode_ledger, now
+from mapstate.protocol.opening import clock_txid
 from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store
 from mapstate.protocol.upkeep import begin_drop, taken
 

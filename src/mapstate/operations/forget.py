@@ -29,9 +29,9 @@ from mapstate.maps.serialized import writer_of
 from mapstate.operations.vacuum import check_able, check_beside
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, now
-from mapstate.protocol.plans import behind_by
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
 from mapstate.protocol.upkeep import begin_operator
+from mapstate.protocol.ways_back import behind_by
 from mapstate.protocol.windows import PaneChange
 from mapstate.schema import KeyField
 

@@ -17,8 +17,8 @@ from mapstate.protocol import alias
 from mapstate.protocol.alias import ALIAS_SUFFIX, AliasRecord, decode_alias, encode_alias, is_alias
 from mapstate.protocol.ledger_record import DROPPER, LedgerRecord
 from mapstate.protocol.ledgers import commit_domains
-from mapstate.protocol.plans import behind_by
 from mapstate.protocol.stored_ledger import decode_ledger
+from mapstate.protocol.ways_back import behind_by
 
 
 class Swapped(NamedTuple):

@@ -8,10 +8,9 @@ from typing import Any
 
 from mapstate.errors import MissingBatchesError
 from mapstate.protocol.joint import batch_of
-from mapstate.protocol.ledger_record import Commit, LedgerRecord
-from mapstate.protocol.plans import BatchPlan, by_partition, digest_of, is_replanned
+from mapstate.protocol.ledger_record import BatchPlan, Commit, LedgerRecord, by_partition, digest_of
 from mapstate.protocol.refusals import starts_elsewhere
-from mapstate.protocol.ways_back import check_replanned, is_overtaken
+from mapstate.protocol.ways_back import check_replanned, is_overtaken, is_replanned
 from mapstate.schema import OnGap, OnNewOwner
 
 

@@ -1,4 +1,4 @@
-"""The ledger's record and its JSON, and the small values that its events take and return.
+"""The ledger's record and its JSON, and the small values that its events take and return, as Spark's plan of a batch.
 
 Nothing here does I/O or decides anything; `mapstate.protocol.transitions` has the rules.
 """
@@ -6,7 +6,8 @@ Nothing here does I/O or decides anything; `mapstate.protocol.transitions` has t
 from __future__ import annotations
 
 import datetime as dt
-import time
+import hashlib
+import json
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -27,8 +28,6 @@ FORMAT_WITHOUT_PACKED = 5
 
 CONTROL_MARK, ALIAS_MARK = NO_LEDGERS = b'{"control":', b'{"alias":'
 """How the control record of a topology and an alias begin, and no ledger; see `protocol.control`, `protocol.alias`."""
-
-_EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp()
 
 OperatorKind = Literal["vacuum", "forget", "correction"]
 """What an operator's attempt does."""
@@ -52,6 +51,39 @@ class PlanDigest(msgspec.Struct, frozen=True):
     start: str
     end: str
     upstream_txid: int | None = None
+
+
+class BatchPlan(NamedTuple):
+    """A batch as Spark planned it.
+
+    ``start``, ``end``       offsets: JSON lists with one entry per source, in the order of the sources
+    ``planned_at``           the time of planning in milliseconds. The checkpoint has it before the batch runs, so a
+                             replay has the same time and a new plan another one. None if it cannot be read
+    ``previous_planned_at``  that of the batch before, None likewise
+    ``upstream_txid``        for a state that follows another one: the txid of that state's commit of the batch
+    ``filters``              the `digest_of_files` of each end behind which the query itself leaves files out
+    """
+
+    start: str
+    end: str
+    planned_at: int | None = None
+    previous_planned_at: int | None = None
+    upstream_txid: int | None = None
+    filters: tuple[str, ...] = ()
+
+    @property
+    def offsets(self) -> tuple[str, str]:
+        """Where the batch starts, and where it ends."""
+        return self.start, self.end
+
+    def digest(self) -> PlanDigest:
+        return PlanDigest(
+            None if self.planned_at is None else digest_of(f"{self.planned_at} {self.end}"),
+            None if self.previous_planned_at is None else digest_of(f"{self.previous_planned_at} {self.start}"),
+            digest_of(self.start),
+            digest_of(self.end),
+            self.upstream_txid,
+        )
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -289,6 +321,54 @@ def format_of(
     return FORMAT if windows is None else FORMAT_WITH_WINDOWS
 
 
+def by_partition(offset: Any) -> dict[tuple[str, str], int] | None:
+    """The numbers of an offset by topic and partition, as Kafka has them; None for an offset of another form."""
+    topics = offset.values() if isinstance(offset, dict) else [None]
+    if not all(isinstance(ends, dict) and all(type(end) is int for end in ends.values()) for ends in topics):
+        return None
+    return {(topic, partition): end for topic, ends in offset.items() for partition, end in ends.items()}
+
+
+def may_be_equal(left: str | None, right: str | None) -> bool:
+    """Whether two fingerprints are the same, as far as both are known."""
+    return left == right or left is None or right is None
+
+
+def last_own(ledger: LedgerRecord) -> Commit | None:
+    """The last commit, if it is the present owner's. Another query's batch ids and offsets cannot be compared."""
+    last = ledger.last_commit
+    return None if last is None or last.owner != ledger.owner else last
+
+
+def plan_of(commit: Commit, previous: Commit | None) -> PlanDigest | None:
+    """The plan of a commit; without one, as much of it as the offsets tell. ``start`` is "" if unknown."""
+    if commit.plan is not None or commit.offsets is None:
+        return commit.plan
+    start = ""
+    try:
+        if previous is not None and (previous.owner, previous.batch_id) == (commit.owner, commit.batch_id - 1):
+            start = "" if previous.offsets is None else digest_of(_source_offsets(previous.offsets))
+        return PlanDigest(None, None, start, digest_of(_source_offsets(commit.offsets)))
+    except (ValueError, TypeError):  # a source may have offsets that are no JSON
+        return None
+
+
+def _source_offsets(offsets: str) -> str:
+    """The offsets of a `Commit` in the form of a `BatchPlan`."""
+    return json.dumps([_own_offset(entry) for entry in json.loads(offsets)], sort_keys=True, separators=(",", ":"))
+
+
+def _own_offset(entry: Any) -> Any:
+    """The offset alone: a file source's entry also has the source's name and the files read."""
+    is_file = isinstance(entry, dict) and isinstance(entry.get("source"), str) and "logOffset" in entry
+    return {"logOffset": entry["logOffset"]} if is_file else entry
+
+
+def digest_of(text: str) -> str:
+    """16 hexadecimal digits."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 class AlreadyCommitted(NamedTuple):
     """The batch is committed: Spark brings it again because its own commit log lacks it.
 
@@ -298,14 +378,6 @@ class AlreadyCommitted(NamedTuple):
     batch_id: int
     commit: Commit | None
     view: CommitView
-
-
-def clock_txid() -> int:
-    """The first txid of a new ledger: deciseconds since 2026.
-
-    Batches are slower than ten a second in the long run. So no earlier state of the same name has used this txid.
-    """
-    return max(0, int((time.time() - _EPOCH) * 10))
 
 
 def now() -> str:

@@ -31,6 +31,7 @@ from mapstate.protocol.fences import Fences
 from mapstate.protocol.ledger_record import (
     AlreadyCommitted,
     Attempt,
+    BatchPlan,
     Commit,
     InFlight,
     LedgerRecord,
@@ -39,7 +40,6 @@ from mapstate.protocol.ledger_record import (
     now,
 )
 from mapstate.protocol.opening import open_ledger, what_remains
-from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.stored_ledger import decode_ledger, has_records, ledger_store
 from mapstate.protocol.windows import PaneChange
 from mapstate.schema import OnGap

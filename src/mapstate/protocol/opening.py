@@ -5,6 +5,8 @@ Pure, as `mapstate.protocol.transitions`. A driver opens its states once in each
 
 from __future__ import annotations
 
+import datetime as dt
+import time
 from collections.abc import Iterator
 
 import msgspec
@@ -23,6 +25,8 @@ from mapstate.protocol.seed_refusals import seeded_by_another
 from mapstate.protocol.transitions import after_failed_attempt
 from mapstate.protocol.windows import WindowsRecord
 from mapstate.schema import Field, KeyField
+
+_EPOCH = dt.datetime(2026, 1, 1, tzinfo=dt.UTC).timestamp()
 
 
 def open_ledger(ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
@@ -235,3 +239,11 @@ def _schema_error(state: str, part: str, stored: str, requested: str) -> StateSc
         found=stored,
         expected=requested,
     )
+
+
+def clock_txid() -> int:
+    """The first txid of a new ledger: deciseconds since 2026.
+
+    Batches are slower than ten a second in the long run. So no earlier state of the same name has used this txid.
+    """
+    return max(0, int((time.time() - _EPOCH) * 10))

@@ -1,6 +1,6 @@
 """The errors of batches that come out of order or with another plan, and of stores that lack what was there.
 
-See `mapstate.protocol.transitions.begin` and `mapstate.protocol.plans`.
+See `mapstate.protocol.transitions.begin` and `mapstate.protocol.ways_back`.
 """
 
 from __future__ import annotations

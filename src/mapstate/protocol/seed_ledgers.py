@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mapstate.protocol import seeding
-from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, now
+from mapstate.protocol.ledger_record import Attempt, BatchPlan, Commit, LedgerRecord, now
 from mapstate.protocol.ledgers import Ledgers, change_all
-from mapstate.protocol.plans import BatchPlan
 
 
 class SeedLedgers(Ledgers):

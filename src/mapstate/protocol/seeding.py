@@ -14,8 +14,15 @@ from __future__ import annotations
 import msgspec
 
 from mapstate.errors import IncompleteBatchError, UsageError
-from mapstate.protocol.ledger_record import FORMAT_WITH_SEED, Attempt, Commit, InFlight, LedgerRecord, format_of
-from mapstate.protocol.plans import BatchPlan
+from mapstate.protocol.ledger_record import (
+    FORMAT_WITH_SEED,
+    Attempt,
+    BatchPlan,
+    Commit,
+    InFlight,
+    LedgerRecord,
+    format_of,
+)
 from mapstate.protocol.seed_refusals import other_history
 from mapstate.protocol.seeds import SeedRecord
 from mapstate.protocol.transitions import check_in_flight, check_session, dead_up_to

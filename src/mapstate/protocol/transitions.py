@@ -15,20 +15,17 @@ import msgspec
 from mapstate.protocol.ledger_record import (
     AlreadyCommitted,
     Attempt,
+    BatchPlan,
     Commit,
     InFlight,
     LedgerRecord,
     format_of,
-)
-from mapstate.protocol.plans import (
-    BatchPlan,
-    check_follows,
-    check_planned_before,
-    check_repeated,
-    is_replanned,
     last_own,
+    may_be_equal,
+    plan_of,
 )
 from mapstate.protocol.refusals import (
+    batch_elsewhere,
     missing_batches,
     not_in_flight,
     opened_again,
@@ -38,7 +35,13 @@ from mapstate.protocol.refusals import (
     stale_batch,
 )
 from mapstate.protocol.seed_refusals import being_seeded
-from mapstate.protocol.ways_back import check_replanned, rollback
+from mapstate.protocol.ways_back import (
+    check_planned_before,
+    check_repeated,
+    check_replanned,
+    is_replanned,
+    rollback,
+)
 from mapstate.protocol.windows import PaneChange, WindowCommit
 from mapstate.schema import OnGap
 
@@ -198,3 +201,14 @@ def check_in_flight(ledger: LedgerRecord, txid: int) -> InFlight:
     if attempt is None or attempt.txid != txid or attempt.epoch != ledger.epoch:
         raise not_in_flight(ledger, txid)
     return attempt
+
+
+def check_follows(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
+    """Refuse a batch that does not start where the state's last batch ended."""
+    last = last_own(ledger)
+    if plan is None or last is None or last.batch_id != batch_id - 1:
+        return
+    known, present = plan_of(last, ledger.previous), plan.digest()
+    if known is None or (known.end == present.start and may_be_equal(known.fingerprint, present.previous)):
+        return
+    raise batch_elsewhere(ledger, last, batch_id, plan.offsets)

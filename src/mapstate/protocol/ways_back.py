@@ -1,15 +1,26 @@
-"""The ledger's rules for a batch that is taken back. Pure, as `mapstate.protocol.transitions`."""
+"""The ledger's rules for a batch that is taken back or has another plan. Pure, as `mapstate.protocol.transitions`."""
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 from collections.abc import Sequence
 
 import msgspec
 
 from mapstate.errors import RollbackError
-from mapstate.protocol.ledger_record import LedgerRecord, PlanDigest
-from mapstate.protocol.plans import BatchPlan, last_own, may_be_equal, plan_of
-from mapstate.protocol.refusals import overtaken, replanned_batch
+from mapstate.protocol.ledger_record import (
+    BatchPlan,
+    Commit,
+    InFlight,
+    LedgerRecord,
+    PlanDigest,
+    by_partition,
+    last_own,
+    may_be_equal,
+    plan_of,
+)
+from mapstate.protocol.refusals import batch_of_before, other_replay, overtaken, replanned_batch
 
 
 def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
@@ -107,6 +118,36 @@ def take_back(ledger: LedgerRecord, batch_id: int, *, can_roll_back: bool) -> Le
     return ledger
 
 
+def is_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> bool:
+    """Whether the state has committed this batch with another plan than the present one.
+
+    A state that follows another one may also have counted another commit of that state. False if nobody can tell: the
+    batch has no plan, or is not the present owner's last one.
+    """
+    last = last_own(ledger)
+    if plan is None or last is None or last.batch_id != batch_id or ledger.owners[ledger.owner] != batch_id + 1:
+        return False
+    known = plan_of(last, ledger.previous)
+    if known is None:
+        return _is_younger(plan, last)
+    return not _is_same(known, plan.digest()) or (known.fingerprint is None and _is_younger(plan, last))
+
+
+def check_planned_before(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
+    """Refuse a batch that was committed before another query took the state, if it was planned after that."""
+    last = ledger.last_commit
+    if plan is None or last is None or last.owner == ledger.owner or not _is_younger(plan, last):
+        return
+    raise batch_of_before(ledger, last, batch_id, plan.offsets)
+
+
+def check_repeated(ledger: LedgerRecord, repeat: InFlight, plan: BatchPlan | None) -> None:
+    """Refuse to repeat a transactional attempt, which keeps its txid, with another plan."""
+    if plan is None or repeat.plan is None or _is_same(repeat.plan, plan.digest()):
+        return
+    raise other_replay(ledger, repeat, plan.offsets)
+
+
 def check_replanned(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
     """Check that the committed batch can be rolled back and counted anew under the present plan.
 
@@ -157,3 +198,41 @@ def is_overtaken(known: PlanDigest | None, upstream_txid: int | None) -> bool:
     """Whether a plan counts the upstream commit ``upstream_txid`` or a later one."""
     counted = None if known is None else known.upstream_txid
     return counted is not None and upstream_txid is not None and upstream_txid <= counted
+
+
+def behind_by(ends: str | None, others: str | None) -> list[str] | None:
+    """Where the offsets ``others`` of a query are before ``ends``, in words; None where they cannot be compared."""
+    try:
+        known, found = json.loads(ends or ""), json.loads(others or "")
+    except ValueError:
+        return None
+    if not isinstance(known, list) or not isinstance(found, list) or len(known) != len(found):
+        return None
+    behind = []
+    for end, other in zip(known, found, strict=True):
+        numbers, reached = by_partition(end), by_partition(other)
+        if not numbers or reached is None:
+            return None
+        for (topic, partition), number in numbers.items():
+            at = reached.get((topic, partition), 0)
+            if at < number:
+                behind.append(f"partition {partition} of {topic} by {number - at:,}")
+    return behind
+
+
+def _is_same(known: PlanDigest, present: PlanDigest) -> bool:
+    if known.upstream_txid is not None and present.upstream_txid not in (known.upstream_txid, None):
+        return False
+    if known.fingerprint is not None and present.fingerprint is not None:
+        return known.fingerprint == present.fingerprint
+    return known.end == present.end and known.start in ("", present.start)
+
+
+def _is_younger(plan: BatchPlan, commit: Commit) -> bool:
+    """Whether a batch was planned after a commit without a fingerprint.
+
+    Offsets alone do not tell: a file source counts them in a log of its own, so two plans may have the same ones.
+    """
+    if plan.planned_at is None or not commit.at:
+        return False
+    return plan.planned_at > dt.datetime.fromisoformat(commit.at).timestamp() * 1000

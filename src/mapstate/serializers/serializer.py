@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import msgspec
 
-from mapstate.errors import CorruptRecordError, SerializationError, cut, shown
+from mapstate.errors import SerializationError, cut
 from mapstate.schema import Field, StateType
+from mapstate.serializers.one_by_one import UNREADABLE, RecordReader
 from mapstate.serializers.tiles import TileLayout
 from mapstate.serializers.value_types import TXID, VALUES_AT, RecordLayout, WireForm
 
-_UNREADABLE = (msgspec.MsgspecError, ValueError, LookupError, TypeError, RecursionError)
+_json = msgspec.json.Encoder()
 
 
 class Serializer(ABC):
@@ -37,6 +37,20 @@ class Serializer(ABC):
     @abstractmethod
     def decoder(self, kind: Any) -> Any:
         """An object whose ``decode(data)`` reads documents of the type ``kind``, or raises MsgspecError."""
+
+
+class JsonSerializer(Serializer):
+    """``[8,6,4]``."""
+
+    name = "json"
+    float_words = True
+
+    def encode_all(self, items: list[Any]) -> list[bytes]:
+        """See `Serializer.encode_all`. One call for all items, because no JSON document has a line break."""
+        return _json.encode_lines(items).split(b"\n")[:-1]
+
+    def decoder(self, kind: Any) -> Any:
+        return msgspec.json.Decoder(kind)
 
 
 class RecordCodec:
@@ -64,11 +78,7 @@ class RecordCodec:
         ]
         self._now = self._layouts[-1][1]
         self._fields = len(fields)
-        self._txid_at = -1 if serializer.native else 0
-        if len(field_counts) > 1:
-            values = (serializer.undecoded,) * len(VALUES_AT[state_type])
-            parts = (*values, TXID) if serializer.native else (TXID, *values)
-            self._txid = serializer.decoder(tuple[parts])  # type: ignore[valid-type]
+        self._txid_of = _txid_of(serializer, state_type) if len(field_counts) > 1 else None
 
     def dumps(self, records: Sequence[Any]) -> list[Any]:
         """Encode one document per record. Raises SerializationError."""
@@ -85,11 +95,7 @@ class RecordCodec:
     def loads(self, keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
         """Decode the records; None stays None. Raises CorruptRecordError, with all such keys in ``keys``."""
         if len(self._layouts) > 1:
-            load = self._load_by_txid
-            try:
-                return [None if item is None else load(key, item) for key, item in zip(keys, data, strict=True)]
-            except CorruptRecordError:
-                return self._each(load, keys, data)
+            return self._one_by_one(keys, data)
         decode, into = self._now.decode, self._now.into
         try:
             if all(data) or None not in data:  # no Python code per record, if none has to be converted
@@ -98,56 +104,16 @@ class RecordCodec:
             if into is None:
                 return [None if item is None else decode(item) for item in data]
             return [None if item is None else into(decode(item)) for item in data]
-        except _UNREADABLE:
-            return self._each(partial(self._load, self._now), keys, data)
+        except UNREADABLE:
+            return self._one_by_one(keys, data)
 
-    @staticmethod
-    def _each(load: Callable[[Any, Any], Any], keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
-        """Load each record by itself. Raises the error of the first unreadable record, with the keys of all."""
-        out: list[Any] = []
-        errors: list[CorruptRecordError] = []
-        for key, item in zip(keys, data, strict=True):
-            try:
-                out.append(None if item is None else load(key, item))
-            except CorruptRecordError as error:
-                errors.append(error)
-        if errors:
-            errors[0].facts["keys"] = [error.key for error in errors]
-            raise errors[0]
-        return out
+    def _one_by_one(self, keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
+        return RecordReader(self._state, self._layouts, self._fields, self._txid_of).loads(keys, data)
 
-    def _load(self, layout: Any, key: Any, data: Any) -> Any:
-        try:
-            record = layout.decode(data)
-            return record if layout.into is None else layout.into(record)
-        except _UNREADABLE as error:
-            raise self._corrupt(key, data, error) from error
 
-    def _load_by_txid(self, key: Any, data: Any) -> Any:
-        try:
-            txid = self._txid.decode(data)[self._txid_at]
-        except _UNREADABLE as error:
-            raise self._corrupt(key, data, error) from error
-        layout = next((own for start, own in reversed(self._layouts) if start <= txid), self._layouts[0][1])
-        record = self._load(layout, key, data)
-        if layout.count == self._fields:
-            return record
-        return (txid, *(self._widen(value, layout.count) for value in record[1:]))
-
-    def _widen(self, value: Any, count: int) -> Any:
-        if value is None:
-            return None
-        if isinstance(self._now, TileLayout):
-            return value.widened(self._fields)
-        if count == 1:
-            value = value if value == (None,) else (value,)
-        return tuple(value) + (None,) * (self._fields - count)
-
-    def _corrupt(self, key: Any, data: Any, error: Exception) -> CorruptRecordError:
-        return CorruptRecordError(
-            f"state {self._state!r}, key {shown(key)}: the stored record {shown(data)} cannot be read ({cut(error)}). "
-            "It was not written by this state; nothing was overwritten. Restore the key, or delete it if its value is "
-            "lost.",
-            state=self._state,
-            key=str(key),
-        )
+def _txid_of(serializer: Serializer, state_type: StateType) -> Callable[[Any], int]:
+    """What decodes the txid of a record, and skips its values."""
+    values = (serializer.undecoded,) * len(VALUES_AT[state_type])
+    parts = (*values, TXID) if serializer.native else (TXID, *values)
+    decoder, at = serializer.decoder(tuple[parts]), -1 if serializer.native else 0  # type: ignore[valid-type]
+    return lambda data: decoder.decode(data)[at]

@@ -12,8 +12,8 @@ from redis.connection import ConnectionPool
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS
 
 from mapstate.backends.redis.backend import RedisSettings
+from mapstate.backends.redis.connection import INFO, command, incarnation_of
 from mapstate.backends.redis.problems import DRIVER_ERRORS, NOT_DONE, problem_of
-from mapstate.backends.redis.wire import INFO, command, incarnation_of
 from mapstate.errors import StoreError, StoreUnavailableError
 from mapstate.retry import Retries
 from mapstate.urls import Address

@@ -25,11 +25,11 @@ from redis.crc import key_slot
 from mapstate.backends.redis.backend import RedisSettings
 from mapstate.backends.redis.cluster_map import ClusterLayout, ClusterMap, Reply, Request
 from mapstate.backends.redis.cluster_writer import ClusterWriter, SlotGroup, by_slot_group, in_chunk_order, to_groups
+from mapstate.backends.redis.connection import command, token_of, token_text
 from mapstate.backends.redis.layout import escaped, texts_of
 from mapstate.backends.redis.problems import another_layout
 from mapstate.backends.redis.scripts import claim, compare_and_set, remove_equal, swap_ledger
 from mapstate.backends.redis.store import Version
-from mapstate.backends.redis.wire import command, token_of, token_text
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import Fence, FenceToken
 from mapstate.errors import ConfigurationError, CorruptRecordError, StoreAuthError, cut

@@ -13,10 +13,10 @@ from zlib import crc32
 from redis.crc import key_slot
 
 from mapstate.backends.redis.cluster_map import ClusterMap, PendingReply, Reply, Request
-from mapstate.backends.redis.layout import StringLayout
+from mapstate.backends.redis.connection import command, token_text
+from mapstate.backends.redis.layout import PackedKeys, StringLayout
 from mapstate.backends.redis.problems import fenced
 from mapstate.backends.redis.scripts import guarded_put, guarded_rewrite
-from mapstate.backends.redis.wire import PackedKeys, command, token_text
 from mapstate.backends.redis.writer import MOST_AHEAD
 from mapstate.backing_map import check_lengths
 from mapstate.capabilities import FenceToken

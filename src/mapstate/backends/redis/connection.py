@@ -1,8 +1,12 @@
-"""Connections to one Redis server: taken from this process's pool, used for requests and retries, released."""
+"""Connections to one Redis server: taken from this process's pool, used for requests and retries, released.
+
+Requests are commands packed as RESP; `mapstate.backends.redis.layout` packs those with many keys.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +16,7 @@ from redis import exceptions as driver
 from redis.connection import Connection, ConnectionPool
 
 from mapstate.backends.redis.problems import DRIVER_ERRORS, problem_of
-from mapstate.backends.redis.wire import DISCARD, EXEC, MULTI, UNWATCH
+from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError, StoreError
 from mapstate.retry import Retries, retried
 
@@ -20,6 +24,30 @@ T = TypeVar("T")
 
 _Watched = tuple[Connection, list[Any]]  # under WATCH, and the replies to the GET of the key and to what came along
 
+
+def command(*words: bytes) -> bytes:
+    """Pack one command of a few words."""
+    return b"*%d\r\n%b" % (len(words), b"".join([b"$%d\r\n%b\r\n" % (len(word), word) for word in words]))
+
+
+def commands(*each: tuple[bytes, ...]) -> bytes:
+    """Pack commands of a few words, one after the other."""
+    return b"".join([command(*words) for words in each])
+
+
+def get_and_watch(key: bytes) -> tuple[bytes, bytes]:
+    """GET of a key; and WATCH with GET of it."""
+    get = command(b"GET", key)
+    return get, command(b"WATCH", key) + get
+
+
+INFO = command(b"INFO", b"server") + command(b"INFO", b"replication")
+"""Two commands, whose replies `incarnation_of` takes."""
+
+MULTI = command(b"MULTI")
+DISCARD = command(b"DISCARD")
+UNWATCH = command(b"UNWATCH")
+EXEC = command(b"EXEC")
 
 _pools: dict[tuple[int, Any, Any], ConnectionPool] = {}
 
@@ -149,3 +177,26 @@ def _raise_first(replies: Sequence[Any]) -> None:
     for reply in replies:
         if isinstance(reply, Exception):
             raise reply
+
+
+def token_text(token: FenceToken) -> bytes:
+    """A fence as it is stored: "epoch:txid:nonce", with ":closed" at its end where nobody may write."""
+    nonce = b":%b" % token.nonce.encode() if token.nonce else b""
+    return b"%d:%d%b%b" % (token.epoch, token.txid, nonce, b":closed" if token.closed else b"")
+
+
+def token_of(text: bytes | None) -> FenceToken | None:
+    """The fence that is stored as ``text``. Raises ValueError for a text that is none."""
+    if text is None:
+        return None
+    epoch, txid, *more = text.decode().split(":")
+    closed = bool(more) and more[-1] == "closed"
+    nonce = more[:-1] if closed else more
+    return FenceToken(int(epoch), int(txid), closed, "".join(nonce))
+
+
+def incarnation_of(server: bytes | None, replication: bytes | None) -> bytes | None:
+    """The incarnation of a server, which ends with its process or a failover. None where INFO is forbidden."""
+    run = re.search(rb"run_id:(\w+)", server or b"")
+    history = re.search(rb"master_replid:(\w+)", replication or b"")
+    return None if run is None else run[1] + b"/" + (history[1] if history else b"")

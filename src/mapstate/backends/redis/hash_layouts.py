@@ -12,9 +12,9 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from zlib import crc32
 
-from mapstate.backends.redis.layout import Layout, texts_of
+from mapstate.backends.redis.connection import command
+from mapstate.backends.redis.layout import Layout, PackedKeys, interleaved, texts_of
 from mapstate.backends.redis.scripts import fields_of, get_fields, put_fields, rewrite_fields
-from mapstate.backends.redis.wire import PackedKeys, command, interleaved
 
 _SAMPLE = 50  # shards that a checkup looks at
 _MOST_ASKED = 1000  # shards that a page of a scan reads, however empty they are

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-from mapstate.backends.redis.connection import Server
+from mapstate.backends.redis.connection import INFO, Server, incarnation_of
 from mapstate.backends.redis.layout import Layout
-from mapstate.backends.redis.wire import INFO, incarnation_of
 from mapstate.errors import StoreUnavailableError, UsageError
 from mapstate.findings import not_listed
 

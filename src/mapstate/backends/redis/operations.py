@@ -8,11 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from mapstate.backends.redis.connection import Server
+from mapstate.backends.redis.connection import EXEC, INFO, MULTI, Server, command, get_and_watch, incarnation_of
 from mapstate.backends.redis.hash_layouts import PackedLayout
 from mapstate.backends.redis.layout import Layout, StringLayout, escaped
 from mapstate.backends.redis.listing import ScanPosition, Walk, digest_of, torn, walked, walked_nodes
-from mapstate.backends.redis.wire import EXEC, INFO, MULTI, command, get_and_watch, incarnation_of
 from mapstate.capabilities import FenceToken, Scan, close_if_possible, state_in
 from mapstate.errors import CorruptRecordError, FencedError, StoreError, StoreFullError, StoreUnavailableError
 from mapstate.findings import DistinctKeys, Finding, Unreadable

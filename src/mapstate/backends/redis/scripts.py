@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from functools import cache
 from pkgutil import get_data
 
-from mapstate.backends.redis.wire import PackedKeys, command, interleaved, sizes
+from mapstate.backends.redis.connection import command
+from mapstate.backends.redis.layout import PackedKeys, interleaved, sizes
 
 
 @cache

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mapstate.backends.redis.connection import command
 from mapstate.backends.redis.operations import allowed
-from mapstate.backends.redis.wire import command
 from mapstate.retry import Pauses
 
 _AT_WORK = ("aof_rewrite_in_progress", "aof_rewrite_scheduled", "rdb_bgsave_in_progress")

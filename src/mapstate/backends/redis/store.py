@@ -6,20 +6,20 @@ import logging
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal
 
-from mapstate.backends.redis.connection import Server
-from mapstate.backends.redis.layout import Layout
-from mapstate.backends.redis.problems import another_layout
-from mapstate.backends.redis.wire import (
+from mapstate.backends.redis.connection import (
     DISCARD,
     EXEC,
     INFO,
     MULTI,
+    Server,
     command,
     commands,
     get_and_watch,
     incarnation_of,
     token_text,
 )
+from mapstate.backends.redis.layout import Layout
+from mapstate.backends.redis.problems import another_layout
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap

@@ -9,10 +9,9 @@ from contextlib import suppress
 from itertools import compress
 from typing import Any
 
-from mapstate.backends.redis.connection import Server
-from mapstate.backends.redis.layout import Layout
+from mapstate.backends.redis.connection import EXEC, MULTI, Server, get_and_watch, token_text
+from mapstate.backends.redis.layout import Layout, PackedKeys
 from mapstate.backends.redis.problems import DRIVER_ERRORS, fenced
-from mapstate.backends.redis.wire import EXEC, MULTI, PackedKeys, get_and_watch, token_text
 from mapstate.backing_map import check_lengths
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError

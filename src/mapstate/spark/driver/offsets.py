@@ -14,8 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from mapstate.protocol.ledger_record import Commit
-from mapstate.protocol.plans import BatchPlan, by_partition
+from mapstate.protocol.ledger_record import BatchPlan, Commit, by_partition
 from mapstate.spark.driver.access import Access
 from mapstate.spark.driver.query_run import QueryRun, SourceLog
 

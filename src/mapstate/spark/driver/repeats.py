@@ -18,9 +18,8 @@ from mapstate.batch_report import BatchReport, FinishedBatch
 from mapstate.errors import StaleBatchError
 from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger import Ledger
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord
+from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord
 from mapstate.protocol.ledgers import Ledgers
-from mapstate.protocol.plans import BatchPlan
 from mapstate.protocol.ways_back import can_all_roll_back
 from mapstate.spark.driver.frames import Frames, through
 from mapstate.spark.driver.job import Branch, Downstream, Follower, StreamPlan

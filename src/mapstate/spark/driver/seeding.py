@@ -23,9 +23,8 @@ import msgspec
 
 from mapstate.aggregators.counted import CountWindows
 from mapstate.errors import ConfigurationError, UsageError
-from mapstate.protocol.ledger_record import Commit, LedgerRecord, now
+from mapstate.protocol.ledger_record import Commit, LedgerRecord, digest_of, now
 from mapstate.protocol.opening import open_ledger
-from mapstate.protocol.plans import digest_of
 from mapstate.protocol.seed_ledgers import SeedLedgers
 from mapstate.protocol.seeding import is_complete
 from mapstate.spark.driver import repeats

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mapstate.errors import UsageError, cut
 from mapstate.protocol.following import digest_of_files
-from mapstate.protocol.plans import by_partition
+from mapstate.protocol.ledger_record import by_partition
 from mapstate.reader import open_reader
 from mapstate.spark.driver.access import is_connect, java_class
 from mapstate.spark.driver.offsets import NO_HOST

@@ -14,8 +14,7 @@ import pyarrow as pa
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.joins import joined
 from mapstate.errors import ConfigurationError, DataError
-from mapstate.maps.map_state import replace_all
-from mapstate.maps.opaque import OpaqueMap
+from mapstate.maps.opaque import OpaqueMap, replace_all
 from mapstate.maps.pane_index import Slice, batched, index_lost, key_pages, windows_of_ledger
 from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol.ledger_record import LedgerRecord

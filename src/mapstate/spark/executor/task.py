@@ -24,7 +24,7 @@ from mapstate.capabilities import Claims, FencedWrites, FenceToken, ReadsAhead
 from mapstate.errors import ExecutorEnvironmentError, MapStateError, SerializationError, cut
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
-from mapstate.maps.map_state import CombineAll
+from mapstate.maps.opaque import CombineAll
 from mapstate.maps.serialized import Room, SerializedMap, writer_of
 from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import read_ledger

@@ -22,7 +22,7 @@ from mapstate.aggregators.joins import joined
 from mapstate.capabilities import FencedWrites, FenceToken, Rewrites, close_if_possible
 from mapstate.errors import AggregatorError, FencedError, SerializationError, StoreLostError, ValueOverflowError, cut
 from mapstate.keys import KeyCodec, StoreKey, contains_none
-from mapstate.maps.map_state import CombineAll
+from mapstate.maps.opaque import CombineAll
 from mapstate.maps.pane_index import (
     PaneIndex,
     PaneKeys,
