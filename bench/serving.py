@@ -105,7 +105,7 @@ def ask(turns: int = 5, seconds: int = 4, scanned: int = 1_000_000) -> Answer:
         visits = (KeyField("user_id", "string"),), (Field("visits", "Count", "bigint"),)
         made_of_one_batch(server.url, "visits", *visits, {f"user-{at}": at for at in range(users)})
         answer = "lambda self, keys, **asked: self._reader.answer(keys, **asked)"
-        alone = {"mapstate.serve.merged:MergedReads.answer": answer}
+        alone = {"mapstate.serve.states:MergedReads.answer": answer}
         with serving(server.url) as merged, serving(server.url, code=alone) as single:
             found: dict[str, list[dict[str, float]]] = {"merged": [], "alone": []}
             for turn in range(turns):

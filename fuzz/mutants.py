@@ -217,7 +217,10 @@ MUTANTS = [
     Mutant("a number by hand that counts is skipped", _REPEATS, "Repeat.check_by_hand", _always(None)),
     Mutant("the rows of a batch that comes again are not counted", _REPEATS, "Repeat.has_more", _always(False)),
     Mutant(
-        "a null struct is a struct of nulls", "mapstate.spark.streams.key_columns", "_fields_of", _null_struct_of_nulls
+        "a null struct is a struct of nulls",
+        "mapstate.spark.streams.grouped",
+        "_fields_of",
+        _null_struct_of_nulls,
     ),
     Mutant("a ttl that is left out is accepted", "mapstate.protocol.ledgers", "open_ledger", _ttl_left_out),
     Mutant("missing batches are accepted", _TRANSITIONS, "begin", _gaps_accepted),

@@ -1,8 +1,4 @@
-"""Counts and times of a batch: one small report per commit.
-
-Reports are stored beside the ledger and are no part of the protocol. No rule uses them, and a batch without a report
-counts all the same.
-"""
+"""Counts and times of a batch: one small report per commit, which no rule of the protocol uses."""
 
 from __future__ import annotations
 

@@ -41,10 +41,7 @@ def not_listed(state: str, keys: list[str], problem: str) -> CorruptRecordError:
 
 
 class Unreadable:
-    """The keys that a pass over all records cannot read: the first ten, and the count of all.
-
-    The pass goes on, and reports them at its end. A key that is listed twice counts twice.
-    """
+    """The keys that a pass over all records cannot read, raised at its end: the first ten, and the count of all."""
 
     def __init__(self, state: str) -> None:
         self._state = state
@@ -94,7 +91,6 @@ class Unreadable:
         return [], None
 
     def names(self) -> str:
-        """The first keys, and the number of others."""
         shown = ", ".join(f"{key[:100]!r}" for key in self.keys)
         more = self.count - len(self.keys)
         return f"{shown} and {more} more" if more > 0 else shown
@@ -126,16 +122,12 @@ def named_in(error: MapStateError) -> list[str]:
 
 
 class DistinctKeys:
-    """Counts keys, each once, though a scan may give one twice. Keeps 8 bytes per key; not thread-safe.
-
-    To tell the number takes up to 100 MB more. Not guaranteed: two keys whose 64-bit hashes are equal count once.
-    """
+    """Counts keys, each once by its 64-bit hash: 8 bytes per key, and up to 100 MB to tell. Not thread-safe."""
 
     def __init__(self) -> None:
         self._hashes = array("q")
 
     def update(self, keys: Sequence[Any]) -> None:
-        """Adds some keys, as the store has them."""
         try:
             "".join(keys)  # the fastest way to ask whether all are texts
         except TypeError:

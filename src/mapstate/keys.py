@@ -141,10 +141,7 @@ class KeyCodec:
             raise self._no_key(text) from error
 
     def decode_all(self, texts: Sequence[Any]) -> list[Key]:
-        """The key of each text; faster than `decode`, column by column, where no text has an escape. Raises as it does.
-
-        Readers call it for each page of a scan, executors for each chunk of a fired window.
-        """
+        """The key of each text, as `decode`; column by column, which is faster where no text has an escape."""
         width = len(self.fields)
         try:
             if width and "\\" not in "".join(texts):
@@ -172,7 +169,6 @@ def _around_nulls(column: Sequence[Any], to_text: Callable[[Sequence[Any]], list
 
 
 def _split(text: str) -> list[str]:
-    """Split at each ``|`` that is not escaped."""
     if "\\" not in text:
         return text.split("|")
     parts, start, at = [], 0, 0

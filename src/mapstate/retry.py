@@ -17,10 +17,7 @@ _log = logging.getLogger("mapstate")
 
 
 class Pauses:
-    """The pauses between tries, in seconds: each is twice the one before, up to ``longest``.
-
-    ``jitter`` shortens each by up to half, so that tasks that failed together do not retry together.
-    """
+    """Pauses between tries, each twice the one before, up to ``longest``; ``jitter`` shortens each by up to half."""
 
     def __init__(self, first: float, longest: float, *, jitter: bool = False) -> None:
         self.upcoming = first  # seconds that the next pause lasts at most
@@ -58,10 +55,7 @@ def retried(
     errors: tuple[type[Exception], ...],
     problem_of: Callable[[Exception], tuple[MapStateError, bool]],
 ) -> T:
-    """Return what ``request`` returns, whose first try failed; repeat it where an error may pass by itself.
-
-    ``problem_of`` translates one of the driver's ``errors``, and says whether it may pass: ``trouble`` for the first.
-    """
+    """Repeat a request whose first try failed with ``trouble``, where ``problem_of`` says that an error may pass."""
     while True:
         problem, may_pass = trouble
         # Raised outside the except clause: the driver's error would be its context, and could hold a password.
@@ -76,10 +70,7 @@ def retried(
 
 
 class Patience:
-    """How long the driver of a batch retries a store that does not answer: ``seconds`` from the first failure.
-
-    Driver. ``may_go_on`` says whether the query is still wanted.
-    """
+    """How long a batch's driver retries a store that does not answer, in ``seconds``, while it ``may_go_on``."""
 
     def __init__(self, seconds: float, may_go_on: Callable[[], bool]) -> None:
         self._seconds = seconds
@@ -104,10 +95,7 @@ class Patience:
         self._pauses.sleep(left)
 
     def ask(self, request: Callable[[], T]) -> T:
-        """Return the reply to a request that may be repeated; after it, the time begins anew.
-
-        Raises StoreUnavailableError where the time is over.
-        """
+        """Return the reply to a request that may be repeated. Raises StoreUnavailableError where the time is over."""
         while True:
             try:
                 reply = request()

@@ -1,8 +1,4 @@
-"""Specs: the name, type and store of a state. Spark sends specs to executors, and never a client.
-
-`opaque`, `transactional` and `non_transactional` make a `StateSpec`. It is frozen, picklable, comparable
-and prints without secrets.
-"""
+"""Specs: the name, type and store of a state. Spark sends them to executors: they are picklable, without a client."""
 
 from __future__ import annotations
 

@@ -9,8 +9,8 @@ from typing import TypeVar
 
 from mapstate.errors import check_range
 from mapstate.spark.interfaces import TupleCollectionGet
+from mapstate.spark.steps.batch_aggregate import first_rows
 from mapstate.spark.steps.columns import column_names
-from mapstate.spark.steps.spread import first_rows
 from mapstate.spark.streams.rows import Rows
 
 __all__ = ["FirstN", "TupleCollectionGet", "batchGlobal", "global_"]

@@ -31,11 +31,7 @@ _HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,]*)(?::(\d{1,5}))?")
 
 
 class Url(NamedTuple):
-    """The parts of a URL, decoded but for ``query``.
-
-    ``username`` and ``password`` are None where the URL has none. ``hosts`` holds at least one host; its port is None
-    where the URL gives none.
-    """
+    """The parts of a URL, decoded but for ``query``; None for a user, password or port that it does not have."""
 
     scheme: str
     username: str | None
@@ -132,10 +128,7 @@ def check_password(password: str | None, password_env: str | None) -> None:
 
 
 def password_in(variable: str) -> str:
-    """The password that an environment variable of this machine holds. Called where a store connects.
-
-    So a pickled backend, and a log of it, holds the variable's name only. Raises ConfigurationError.
-    """
+    """The password in an environment variable of this machine, read at each connect. Raises ConfigurationError."""
     password = os.environ.get(variable)
     if password:
         return password

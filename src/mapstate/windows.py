@@ -225,10 +225,7 @@ class SlidingCountWindow(CountWindow):
 
 
 def span_of(duration: Duration, time: TimeType, name: str, *, least: int = 0) -> int:
-    """A duration in the units of a time: microseconds, or the column's own.
-
-    Raises ConfigurationError, which says the end of the range that was passed.
-    """
+    """A duration in microseconds or the column's own units. Raises ConfigurationError with the end of the range."""
     is_bigint = time == "bigint"
     found = _DURATION.fullmatch(duration.strip().lower()) if isinstance(duration, str) else None
     parts = [] if found is None else _PART.findall(found[2])

@@ -17,7 +17,7 @@ from mapstate.batch_report import BatchReport
 from mapstate.capabilities import FenceToken, Reports
 from mapstate.errors import CorruptRecordError, FencedError, StoreAuthError, StoreUnavailableError
 from mapstate.protocol.ledgers import Ledgers
-from mapstate.reader.reports import read_reports
+from mapstate.reader.scans import read_reports
 from mapstate.spark.driver.state import encode_report
 
 

@@ -35,8 +35,7 @@ from mapstate.aggregators import (
 )
 from mapstate.aggregators.aggregator import NativeCombiner
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.joins import joined
-from mapstate.aggregators.results import joins_of
+from mapstate.aggregators.results import joined, joins_of
 from mapstate.schema import Field
 
 COLUMNS = {"n": "bigint", "d": "double", "b": "boolean", "t": "bigint", "s": "string", "dec": "decimal(10,2)"}

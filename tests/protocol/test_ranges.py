@@ -19,7 +19,7 @@ from mapstate.protocol.stored_ledger import check_page_size
 from mapstate.serve import make_app
 from mapstate.serve.drpc import Calls
 from mapstate.spark import DRPCServer
-from mapstate.spark.steps.spread import broadcast, spread
+from mapstate.spark.steps.batch_aggregate import broadcast, spread
 from mapstate.spark.streams.windows import windows_of
 from mapstate.trident import FirstN
 

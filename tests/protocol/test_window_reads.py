@@ -14,8 +14,7 @@ from windowed import NOW, TOTAL, Row, Windowed
 
 from mapstate.aggregators import SketchBytes
 from mapstate.aggregators.aggregator import CombinerAggregator
-from mapstate.aggregators.joins import joined
-from mapstate.aggregators.results import joins_of
+from mapstate.aggregators.results import joined, joins_of
 from mapstate.backends import resolve
 from mapstate.errors import KeyEncodingError, StaleBatchError, StoreLostError, UsageError, WindowGoneError
 from mapstate.keys import KeyCodec, is_index_key

@@ -10,8 +10,8 @@ import pytest
 
 from mapstate.errors import KeyEncodingError, StoreUnavailableError, UsageError, WindowGoneError
 from mapstate.reader.scans import Answer
-from mapstate.serve import merged as merged_module
-from mapstate.serve.merged import MergedReads
+from mapstate.serve import states as merged_module
+from mapstate.serve.states import MergedReads
 
 
 class CountingReader:

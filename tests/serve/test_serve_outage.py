@@ -28,7 +28,7 @@ from mapstate.backends.memory import MemoryBackend
 from mapstate.errors import StoreUnavailableError
 from mapstate.reader.scans import Answer
 from mapstate.serve.guard import Guard
-from mapstate.serve.merged import MergedReads
+from mapstate.serve.states import MergedReads
 from mapstate.testing import wait_for
 
 TIMEOUT, BESIDE_WAIT, END = 2.0, 2.0, 7.0  # as docs/serve.md has them, for --timeout 2
@@ -251,7 +251,7 @@ def test_callers_who_went_away_keep_no_place(server, functions):
 
 def test_a_read_that_nobody_waits_for_frees_the_place_of_its_keys(monkeypatch):
     """The store hangs for ever; those who ask go away."""
-    monkeypatch.setattr("mapstate.serve.merged._MOST_WAITING", 5)
+    monkeypatch.setattr("mapstate.serve.states._MOST_WAITING", 5)
 
     async def main() -> None:
         answers = asyncio.Event()

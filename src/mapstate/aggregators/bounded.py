@@ -1,8 +1,4 @@
-"""Collect, CountDistinct, TopN and LastN: the built-in aggregators that keep several values of a column, up to a bound.
-
-See `mapstate.aggregators.sums` for the rules of all built-in aggregators. Each keeps a sorted array, so the stored
-record depends neither on the order of rows nor on the number of partitions.
-"""
+"""Collect, CountDistinct, TopN and LastN keep several values of a column in a sorted array, up to a bound."""
 
 from __future__ import annotations
 
@@ -209,7 +205,6 @@ class TopN(Collect):
         return (sorted(values, key=_place, reverse=True)[: self.most],)
 
     def _counted(self, pairs: Iterable[tuple[Any, int]]) -> tuple[list[Any], list[int]]:
-        """Distinct values in order, and their counts."""
         values: list[Any] = []
         counts: list[int] = []
         in_order = sorted(pairs, key=lambda pair: _place(pair[0]))

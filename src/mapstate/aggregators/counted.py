@@ -37,7 +37,6 @@ class CountWindows(ReducerAggregator):
 
     @classmethod
     def stored(cls, field: Field, aggregators: Mapping[str, Aggregator], fields: Sequence[Field]) -> Self:
-        """The windows of a ledger's field, for a reader."""
         length, slide, _ = _described(field.aggregator)
         found = cls(length, slide, fields, aggregators, ())
         found._of_ledger = True
@@ -68,7 +67,6 @@ class CountWindows(ReducerAggregator):
         return f"CountWindows({self._panes.length}, {self._panes.slide}, {own})"
 
     def folding(self) -> Folding:
-        """What folds the rows of one key and batch."""
         return _BatchFolding(self)
 
     def init(self) -> Any:
@@ -99,7 +97,6 @@ class CountWindows(ReducerAggregator):
         return check_type(value, field.type, one)
 
     def _joined(self, panes: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """The values of a window, from those of its panes."""
         return [_join(one, (pane[at] for pane in panes)) for at, one in enumerate(self._aggregators, 1)]
 
     def result(self, value: Any) -> Any:

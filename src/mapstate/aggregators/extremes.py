@@ -1,7 +1,4 @@
-"""Min, Max, BoolAnd, BoolOr, First and Last: the built-in aggregators that keep one value, chosen by Spark's order.
-
-See `mapstate.aggregators.sums` for the rules of all built-in aggregators.
-"""
+"""Min, Max, BoolAnd, BoolOr, First and Last: the aggregators that keep one value, chosen by Spark's order."""
 
 from __future__ import annotations
 
@@ -134,7 +131,6 @@ class _AtEnd(NativeCombiner):
         return out
 
     def result(self, value: Any) -> Any:
-        """The value without its ``by``."""
         return None if value is None else value[1]
 
     def result_type(self, value_type: str) -> str:

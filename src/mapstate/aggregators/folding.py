@@ -13,11 +13,7 @@ from mapstate.serializers.value_types import item_type, struct_parts
 
 
 class Folding:
-    """One aggregator that folds the rows of one key in plain Python.
-
-    A combiner folds each row at once. A reducer needs the stored value first, so its rows wait until `onto` or
-    `settle` brings that value; then it `is_settled`. `rows_waiting` is their number.
-    """
+    """Folds the rows of one key in plain Python; a reducer's rows wait for the stored value (`onto`, `settle`)."""
 
     def __init__(self, aggregator: Aggregator) -> None:
         self._aggregator = aggregator
@@ -26,7 +22,6 @@ class Folding:
         self.is_settled = False
 
     def add(self, row: Row) -> None:
-        """Add one row."""
         own = self._aggregator
         if isinstance(own, CombinerAggregator):
             with_row = called(own, own.init, row)
@@ -51,7 +46,6 @@ class Folding:
         return self._value if isinstance(self._aggregator, NativeCombiner) else self
 
     def onto(self, base: Any) -> Any:
-        """The new value, from the stored one."""
         own = self._aggregator
         # A copy, because the record keeps the base as the value before, and an aggregator may change it in place.
         base = copy.deepcopy(base)

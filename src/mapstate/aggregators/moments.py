@@ -1,8 +1,6 @@
-"""Avg; and Variance and StdDev, of a sample and of a population: count, mean and squares, merged without the rows.
+"""Avg, Variance and StdDev, of a sample and of a population, merged without the rows.
 
-See `mapstate.aggregators.sums` for what all built-in aggregators have in common. Two parts of a column are merged by
-the formulas of Chan, Golub and LeVeque, as Spark merges them: differences of large numbers that are nearly equal do not
-occur. The last bits depend on the order of the rows, as with every sum of doubles.
+The formulas are those of Chan, Golub and LeVeque, as in Spark. The last bits depend on the order of the rows.
 """
 
 from __future__ import annotations

@@ -1,19 +1,21 @@
-"""The fields of a reader, which has the ledger but not the job with its aggregators."""
+"""The fields of a reader, which has the ledger but not the job with its aggregators; and how values are joined."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator
+from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner
 from mapstate.aggregators.bounded import Collect, CountDistinct, LastN, TopN
 from mapstate.aggregators.counted import CountWindows
 from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
-from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.fields import NULL, Fields
+from mapstate.aggregators.folding import called, check_type
 from mapstate.aggregators.moments import MOMENTS, Avg, StdDev, StdDevPop, Variance, VariancePop
 from mapstate.aggregators.retraction import BY_STORED_NAME
 from mapstate.aggregators.sketches import SKETCHES
-from mapstate.aggregators.sums import Count, Sum
+from mapstate.aggregators.sums import MAX_LONG, MIN_LONG, Count, Sum, overflow
 from mapstate.errors import ConfigurationError, UsageError
 from mapstate.schema import Field
 
@@ -37,11 +39,7 @@ _FORMS = (MOMENTS, "struct<sum:", "struct<by:", "struct<values:", *(f"struct<{ki
 
 
 def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> Fields:
-    """The fields of a reader.
-
-    The built-in aggregators whose result is not the stored value are known by name and type. A user's own field shows
-    the stored value, unless ``aggregators`` has its aggregator.
-    """
+    """The fields of a reader. A user's own field shows the stored value, unless ``aggregators`` has its aggregator."""
     known: dict[str, Aggregator] = {}
     for field in fields:
         name = field.aggregator.partition("(")[0]
@@ -71,10 +69,7 @@ def _shown_windows(fields: Sequence[Field], aggregators: Mapping[str, Aggregator
 
 
 def check_joined(aggregates: Mapping[str, Aggregator], windows: str) -> None:
-    """Raise ConfigurationError for an aggregator whose values cannot be joined, by the job or by a reader. Driver.
-
-    ``windows`` names the kind of windows in the message, such as "a session".
-    """
+    """Raise ConfigurationError for an aggregator whose values cannot be joined. ``windows`` is for the message."""
     for name, one in aggregates.items():
         if not isinstance(one, CombinerAggregator):
             raise ConfigurationError(
@@ -94,10 +89,7 @@ def joins_of(
     aggregators: Mapping[str, Aggregator],
     why: str = "a sliding window joins the values of its panes",
 ) -> Fields:
-    """The fields of a reader that joins values: the panes of sliding windows, or tiles.
-
-    Raises UsageError for a user's own aggregator that is not in ``aggregators``, or no combiner there.
-    """
+    """The fields of a reader that joins values. Raises UsageError for a user's aggregator that is not known."""
     known: dict[str, Aggregator] = {}
     for field in fields:
         name = field.aggregator.partition("(")[0]
@@ -115,3 +107,48 @@ def joins_of(
                 f"it: open_reader(..., aggregators={{{field.name!r}: ...}})."
             )
     return Fields(fields, known)
+
+
+def joined(fields: Fields, values: Sequence[Any]) -> Any:
+    """Join the values of at least one pane, by combiners. Raises ValueOverflowError and AggregatorError."""
+    if len(values) == 1:
+        return values[0]
+    columns = zip(*map(fields.split, values), strict=True)
+    own = [
+        folded(aggregator, field.type, column)
+        for aggregator, field, column in zip(fields.aggregators, fields.fields, columns, strict=True)
+    ]
+    if len(own) == 1:
+        return NULL if own[0] is None else own[0]
+    return tuple(own)
+
+
+def folded(aggregator: Aggregator, kind: str, parts: Sequence[Any]) -> Any:
+    """The parts of one field that are not null, combined; null without one. Errors as of `joined`."""
+    there = [part for part in parts if part is not None] if None in parts else parts
+    if len(there) < 2:
+        return there[0] if there else None
+    if adds_up(aggregator, kind):
+        return checked_sum(aggregator, sum(there))
+    if isinstance(aggregator, NativeCombiner):
+        return aggregator.fold(there)
+    if not isinstance(aggregator, CombinerAggregator):
+        raise TypeError(f"{aggregator} is no combiner")
+    value = there[0]
+    for part in there[1:]:
+        # Copies, because the parts stay in the record, and an aggregator may change them in place.
+        both = copy.deepcopy((value, part))
+        value = check_type(called(aggregator, aggregator.combine, *both), kind, aggregator)
+    return value
+
+
+def adds_up(aggregator: Aggregator, kind: str) -> bool:
+    """Whether its values are integers, and are joined by their sum."""
+    return kind == "bigint" and type(aggregator) in (Count, Sum)
+
+
+def checked_sum(aggregator: Any, total: int) -> int:
+    """The sum. Raises ValueOverflowError if it has more than 64 bits."""
+    if not MIN_LONG <= total <= MAX_LONG:
+        raise overflow(aggregator)
+    return total

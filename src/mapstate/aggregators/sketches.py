@@ -1,9 +1,6 @@
-"""ApproxCountDistinct, ApproxPercentiles, ApproxTopK and ThetaSketch: the built-in aggregators that keep a sketch.
+"""The aggregators that keep a sketch of Apache DataSketches. See docs/sketches.md for errors and sizes.
 
-A sketch summarizes any number of values in a bounded number of bytes, with a known error. Spark computes the sketch of
-a batch, in the binary form of Apache DataSketches, and tasks merge it with the stored one by the package
-``datasketches``. See docs/sketches.md for errors and sizes, and `mapstate.aggregators.sums` for the rules of all
-built-in aggregators. No sketch can take a row back, so a second state refuses them.
+Spark computes the sketch of a batch, and tasks merge it with the stored one. No sketch can take a row back.
 """
 
 from __future__ import annotations
@@ -89,7 +86,6 @@ class _Sketch(OfColumn):
         return read_sketch(getattr(self._package(), self._kind), sketch)
 
     def _item(self, value: Any) -> Any:
-        """The form in which the sketch takes a value."""
         return value
 
     @abstractmethod
@@ -100,7 +96,6 @@ class _Sketch(OfColumn):
         return cast("bytes", sketch.serialize())
 
     def _merged(self, package: Any, sketches: list[Any]) -> bytes:
-        """The bytes of all sketches together."""
         first, *others = sketches or [self._empty(package)]
         for other in others:
             first.merge(other)

@@ -25,7 +25,6 @@ class MemoryBackend:
 
     @classmethod
     def from_url(cls, url: str) -> MemoryBackend:
-        """The backend that a URL names."""
         return cls(urlsplit(url).netloc)
 
     def open(self, state: str, *, ttl: float | None = None) -> MemoryStore:
@@ -128,14 +127,12 @@ class MemoryStore:
         return [Finding("warning", "persistence", found, expected, "Take sqlite:// or redis:// to keep it.")]
 
     def put_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes]) -> None:
-        """`multi_put`, if ``token`` is the fence."""
         check_lengths(keys, values, "values")
         with self._lock:
             self._check_fence(token)
             self._records.update(zip(keys, values, strict=True))
 
     def rewrite_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes | None]) -> None:
-        """See `Rewrites.multi_rewrite`, if ``token`` is the fence."""
         check_lengths(keys, values, "values")
         with self._lock:
             self._check_fence(token)

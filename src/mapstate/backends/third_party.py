@@ -13,10 +13,7 @@ _GROUP = "mapstate.backends"
 
 
 def backend_of(scheme: str, url: str, *, known: Iterable[str]) -> Backend:
-    """The backend that another package's entry point makes of the URL.
-
-    ``known`` schemes need no package. Errors as of `mapstate.backends.resolve`.
-    """
+    """The backend that a package's entry point makes of the URL. Errors as of `mapstate.backends.resolve`."""
     points = entry_points(group=_GROUP)
     found = {(_package(point), point.value): point for point in points if point.name == scheme}
     if not found:

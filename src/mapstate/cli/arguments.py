@@ -91,10 +91,7 @@ _YES = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 
 
 def with_output(function: Callable[..., None]) -> Callable[..., None]:
-    """A command that prints by an `Output`: it has --json behind its own options, and --yes if it asks.
-
-    Its exit code is 1 where the `Output` has failed. Other commands stay as they are.
-    """
+    """A command that prints by an `Output` gets --json, and --yes if it asks; it exits with 1 where that has failed."""
     whole = signature(function, eval_str=True)
     first, *own = whole.parameters.values()
     options: dict[str, Any] = {"as_json": _AS_JSON}

@@ -1,7 +1,4 @@
-"""The `mapstate` command: its commands, in the order of its help, how they fail, and help, which prints pages.
-
-They parse and print; operations do the work. An error of mapstate prints one message, never a URL, and ends with 2.
-"""
+"""The `mapstate` command: its commands, in the order of its help, how they fail, and help, which prints pages."""
 
 from __future__ import annotations
 
@@ -35,10 +32,7 @@ _PAGES = next(folder for folder in (_PACKAGE / "pages", _PACKAGE.parents[1] / "d
 
 
 class CommandGroup(TyperGroup):
-    """The commands. An error of mapstate prints one message without a traceback.
-
-    No error shows text that may be a URL, because it may hold a password.
-    """
+    """The commands. An error prints one message, without a traceback and without what may be a URL."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         with _errors_shown():
@@ -58,7 +52,6 @@ class Command(TyperCommand):
     """A command with an optional URL in front of its required arguments."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuse more than one URL."""
         rest = super().parse_args(ctx, args)
         urls = ctx.params.get("url") or []
         if len(urls) > 1:
@@ -71,10 +64,7 @@ class Command(TyperCommand):
 
 @contextmanager
 def _errors_shown() -> Iterator[None]:
-    """End with 2 for an error of mapstate, and of output that cannot be written.
-
-    Cut off the message of a wrong argument where a URL begins: the rest may belong to it.
-    """
+    """End with 2 for an error of mapstate or of output; cut a wrong argument's message where a URL begins."""
     try:
         yield
     except (MapStateError, OSError, SystemExit) as error:

@@ -77,7 +77,6 @@ class Output:
             _print_rows(ledger, present, columns)
 
     def note(self, text: str) -> None:
-        """Print one line beside the answer."""
         say(text, err=self.as_json)
 
     def fail(self, text: str) -> None:
@@ -124,10 +123,7 @@ class _Rate(ProgressColumn):
 
 @contextmanager
 def progress(doing: str, total: Callable[[], int | None] = lambda: None) -> Iterator[Update]:
-    """Show progress on standard error while the block runs, if that is a terminal.
-
-    ``total`` is called then only. The number of keys that it returns may be None, for unknown: then no end is foretold.
-    """
+    """Show progress on standard error while the block runs, if that is a terminal; ``total`` may return None."""
     to = Console(stderr=True)
     if not to.is_terminal:
         yield lambda done, text: None  # noqa: ARG005
@@ -152,10 +148,7 @@ def progress(doing: str, total: Callable[[], int | None] = lambda: None) -> Iter
 
 
 def keys_held(url: str, state: str) -> Callable[[], int | None]:
-    """A function that returns how many keys the ledger says the state holds; None if unknown, or on an error.
-
-    The command itself raises that error.
-    """
+    """A function that returns how many keys the ledger says the state holds; None if unknown, or on an error."""
 
     def held() -> int | None:
         try:
@@ -305,7 +298,6 @@ def _keys_held(ledger: LedgerRecord) -> str:
 
 
 def _windows(ledger: LedgerRecord) -> list[tuple[str, str]]:
-    """The lines of a state with windows."""
     windows, done = ledger.windows, ledger.last_windows()
     if windows is None:
         return []
@@ -333,7 +325,6 @@ def _windows(ledger: LedgerRecord) -> list[tuple[str, str]]:
 
 
 def _rolling(ledger: LedgerRecord) -> list[tuple[str, str]]:
-    """The lines of a state with rolling windows."""
     if ledger.rolling is None:
         return []
     own, done = ledger.rolling.definition, ledger.last_windows()

@@ -169,10 +169,7 @@ def _measured(
 
 
 def _reports(place: str, state: str) -> tuple[str, list[BatchReport]]:
-    """The type of a state's watermark, and its reports, newest first.
-
-    No report where the state has no batch yet, or lies in another store.
-    """
+    """The type of a state's watermark, and its reports, newest first; none of a state in another store."""
     try:
         with open_reader(place, state, follow=None) as reader:
             return reader.ledger().time_type or "", reader.reports()

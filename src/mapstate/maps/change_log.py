@@ -60,10 +60,7 @@ def logged_keys(store: Any, ledger: LedgerRecord, txids: Iterable[int]) -> Itera
 
 
 def remove_logs(store: Any, ledger: LedgerRecord, attempt: Attempt, most: int) -> range:
-    """Removes the records of at most ``most`` transactions that are not kept any more. Returns which.
-
-    Raises FencedError. A store that cannot remove keeps empty records, until a vacuum.
-    """
+    """Remove the records of at most ``most`` transactions that are not kept. Returns which. Raises FencedError."""
     changes = ledger.changes
     if changes is None:
         raise AssertionError("a state with a change log says so in its ledger")

@@ -130,10 +130,7 @@ class _GonePanes:
 def without_gone(
     ledger: LedgerRecord, committed: WindowCommit | None, keys: Sequence[StoreKey], values: Sequence[Any]
 ) -> list[Any]:
-    """The values, None for keys of windows that are gone: so no reader sees a window half purged.
-
-    ``committed`` is of the last batch that the values have.
-    """
+    """The values as of ``committed``, None for keys of gone windows: no reader sees a window half purged."""
     if ledger.windows is None:
         return list(values)
     gone = _GonePanes(ledger, committed)
@@ -150,7 +147,6 @@ class Slice(NamedTuple):
 
     @property
     def most_keys(self) -> int:
-        """How many keys it has at most."""
         return self.full * CHUNK_KEYS + len(self.rests)
 
 
@@ -193,10 +189,7 @@ def index_lost(state: str, chunk: str) -> StoreLostError:
 
 
 class PaneIndex:
-    """The new keys of one task: collects and writes them.
-
-    A key is new where the one rule finds no value, also above an orphaned record. ``new`` has them by pane.
-    """
+    """The new keys of one task, by pane: those for which the one rule finds no value. Collects and writes them."""
 
     def __init__(self, writer: Any, codec: RecordCodec, view: CommitView, txid: int, partition: int) -> None:
         self._state: OpaqueMap[Any] = OpaqueMap(SerializedMap(writer, codec), view, written_once=True)
@@ -230,11 +223,7 @@ class PaneIndex:
 
 
 class PanePages:
-    """The panes of a state, by its ledger and the pages beside it.
-
-    A ledger of more than `MOST_RUNS` runs names pages instead, which have the runs of their spans; or pages of pages. A
-    page is a record under the one rule, so it is rolled back with its batch.
-    """
+    """The panes of a state, named by its ledger, or by pages beside it once it has more than `MOST_RUNS` runs."""
 
     def __init__(self, state: str, windows: WindowsRecord, read: Read) -> None:
         self._state = state
@@ -252,10 +241,7 @@ class PanePages:
         return every_pane(self._grid.pages(level), runs, since, until)
 
     def changed(self, change: PaneChange) -> tuple[PaneChange, dict[str, tuple[Any, Any]]]:
-        """A change with what the ledger names after it; and the pages that the attempt has to write before its commit.
-
-        By key, each page has its runs, None for no more, and those before. Raises StoreLostError.
-        """
+        """A change with what the ledger names after it, and by key the pages to write: their runs after and before."""
         added, removed, height = sorted(change.written), sorted(change.purged), self._windows.height
         written: dict[str, tuple[Any, Any]] = {}
         lower, old = self._grid, self._windows.panes
@@ -290,7 +276,6 @@ class PanePages:
 
 
 def _cut(panes: Panes, spans: Panes, runs: Runs) -> dict[int, Runs]:
-    """The runs of each span."""
     found: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for first, last in runs:
         for start in range(spans.start(first), last + 1, spans.length):

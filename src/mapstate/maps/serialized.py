@@ -57,10 +57,7 @@ class Room:
 
 
 class SerializedMap:
-    """An `IBackingMap` of records over a store's map, with the store's keys.
-
-    ``room`` learns the size of records from each chunk.
-    """
+    """An `IBackingMap` of records over a store's map, with its keys; ``room`` learns the size of records."""
 
     def __init__(self, store: IBackingMap[Any, Any], codec: RecordCodec, room: Room | None = None) -> None:
         self._store = store

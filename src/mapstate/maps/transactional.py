@@ -42,10 +42,7 @@ class TransactionalMap(MapState[V]):
         return [None if record is None else record[1] for record in self._records(keys)]
 
     def multi_combine(self, keys: Sequence[Any], partials: Sequence[Any], combine_all: CombineAll) -> list[V | None]:
-        """See `MapState.multi_combine`. A key that an earlier attempt has written keeps its value.
-
-        Raises StaleBatchError before anything is written.
-        """
+        """See `MapState.multi_combine`. Keeps what an earlier attempt wrote. Raises StaleBatchError before a write."""
         txid = self._attempt()
         values: list[Any] = []
         due: list[int] = []

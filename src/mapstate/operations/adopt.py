@@ -24,7 +24,7 @@ from mapstate.maps.record_pass import all_records
 from mapstate.protocol.ledger_record import Commit, LedgerRecord, encode_ledger
 from mapstate.protocol.opening import clock_txid
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store, record_pages
-from mapstate.reader.reports import read_reports
+from mapstate.reader.scans import read_reports
 from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named

@@ -25,7 +25,7 @@ from mapstate.protocol.stored_ledger import read_ledger, record_pages
 from mapstate.protocol.windows import NEVER, Named, WindowCommit
 from mapstate.reader import CountedKeys, open_reader
 from mapstate.reader.committed import CommittedReads
-from mapstate.reader.reports import read_reports
+from mapstate.reader.scans import read_reports
 from mapstate.reader.windows import WindowReads
 from mapstate.schema import number_of, span_text, time_text
 from mapstate.serializers import serializer

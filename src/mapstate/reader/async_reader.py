@@ -20,8 +20,7 @@ from mapstate.reader.aliased import reader_of
 from mapstate.reader.capabilities import EventLoops
 from mapstate.reader.committed import FOLLOW, Consistency, checked, not_open
 from mapstate.reader.forms import reader_html
-from mapstate.reader.reports import BatchReports
-from mapstate.reader.scans import Answer, CountedKeys, ScanPage
+from mapstate.reader.scans import Answer, BatchReports, CountedKeys, ScanPage
 from mapstate.reader.state_reader import StateReader
 
 if TYPE_CHECKING:

@@ -77,7 +77,6 @@ def changed_keys(reads: CommittedReads, start: Position, end: Position) -> list[
 
 
 def _origin(ledger: LedgerRecord) -> int:
-    """Where a new ledger, or a reset, has begun."""
     return max(ledger.first_txid, ledger.floor)
 
 

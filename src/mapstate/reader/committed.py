@@ -41,8 +41,8 @@ from mapstate.protocol.stored_ledger import (
 )
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.capabilities import ScansFrom, ScansParts, ThreadSafe
-from mapstate.reader.reports import BatchReports, read_reports
 from mapstate.reader.rolling import Asked, Ends, RollingFields, shown_fields
+from mapstate.reader.scans import BatchReports, read_reports
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.waiting import pause
 

@@ -48,10 +48,7 @@ _EXAMPLES = {
 
 
 class JsonRows:
-    """Keys and values of one schema as JSON. Made once per schema.
-
-    ``aggregators`` are those of the reader whose values they are. ``columns`` are the names of the fields.
-    """
+    """Keys and values of one schema as JSON, by the reader's ``aggregators``; ``columns`` names the fields."""
 
     def __init__(
         self,
@@ -68,7 +65,6 @@ class JsonRows:
         self._are_values_same = not aggregators and SAME_IN_JSON.issuperset(self._kinds.values())
 
     def key(self, key: Key) -> dict[str, Any]:
-        """A key by the names of its columns."""
         if self._are_keys_same:
             return dict(zip(self._names, key, strict=True))
         return {field.name: plain(part, field.type) for field, part in zip(self._keys, key, strict=True)}
@@ -81,7 +77,6 @@ class JsonRows:
         return [value and {name: plain(part, kind_of(name, "any")) for name, part in value.items()} for value in values]
 
     def rows(self, rows: Iterable[tuple[Key, Mapping[str, Any] | None]]) -> list[Any]:
-        """Keys with their values."""
         pairs = list(rows)
         values = self.values([value for _, value in pairs])
         return [{"key": self.key(key), "value": value} for (key, _), value in zip(pairs, values, strict=True)]
@@ -224,10 +219,7 @@ def _of_json(field: KeyField, value: Any) -> Any:
 
 
 def typed_keys(texts: Sequence[str], fields: Sequence[KeyField]) -> list[Key]:
-    r"""The keys of some arguments: as many for each as there are key columns. ``\N`` is null.
-
-    Without key columns there is one key, and it needs no argument. Raises UsageError.
-    """
+    r"""The keys of some arguments, as many for each as there are key columns; ``\N`` is null. Raises UsageError."""
     width = len(fields)
     if width == 0 and not texts:
         return [()]

@@ -1,15 +1,20 @@
-"""What scans and bulk reads give out, the number of keys that a scan finds, and whether it can be compared."""
+"""What scans, bulk reads and batch reports give out, and whether the keys of a scan can be counted."""
 
 from __future__ import annotations
 
 from itertools import compress
 from typing import Any, NamedTuple
 
-from mapstate.errors import CorruptRecordError, MissingKeysError
+import msgspec
+
+from mapstate.batch_report import BatchReport
+from mapstate.capabilities import Reports
+from mapstate.errors import CorruptRecordError, MissingKeysError, cut
 from mapstate.findings import DistinctKeys
 from mapstate.keys import Key, StoreKey, contains_none
-from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.ledger_record import LedgerRecord, are_times
 from mapstate.reader.times import Time
+from mapstate.values import html_table
 
 Page = list[tuple[Key, dict[str, Any]]]
 Listed = tuple[list[StoreKey], str | None]
@@ -73,7 +78,6 @@ class KeyCount:
 
     @property
     def held(self) -> int | None:
-        """The ledger's number, as long as it can be compared."""
         return self._held if self.settled else None
 
     def verify(self, ledger: LedgerRecord) -> None:
@@ -84,7 +88,6 @@ class KeyCount:
         self.settled = self.settled and not at_work and ledger.contents() == self._contents
 
     def add(self, ledger: LedgerRecord, page: list[StoreKey], values: list[Any]) -> None:
-        """Note the keys of a page."""
         self.verify(ledger)
         self.keys.update(
             list(compress(page, [value is not None for value in values])) if contains_none(values) else page
@@ -104,3 +107,35 @@ def check_missing(state: str, counted: CountedKeys) -> None:
         found=number,
         expected=held,
     )
+
+
+_decoder = msgspec.json.Decoder(BatchReport)
+
+
+class BatchReports(list[BatchReport]):
+    """Reports in a list, which a notebook shows as a table."""
+
+    def _repr_html_(self) -> str:
+        names = [name for name in BatchReport.__struct_fields__ if any(getattr(one, name) is not None for one in self)]
+        return html_table("batch reports", [names, *([getattr(one, name) for name in names] for one in self)])
+
+
+def read_reports(store: Any, state: str) -> BatchReports:
+    """The reports of a state, newest first; none if the store keeps none. Raises CorruptRecordError, StoreError."""
+    if not isinstance(store, Reports):
+        return BatchReports()
+    try:
+        reports = BatchReports(_decoder.decode(data) for data in store.reports())
+        _check_times(reports)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise CorruptRecordError(
+            f"a batch report of state {state!r} cannot be read ({cut(error)}): another program wrote it. The state "
+            "itself is not affected. Delete the reports.",
+            state=state,
+        ) from error
+    return reports
+
+
+def _check_times(reports: list[BatchReport]) -> None:
+    if not are_times([report.at for report in reports]):
+        raise ValueError("a time is not ISO 8601 with an offset")

@@ -20,9 +20,8 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.capabilities import ThreadSafe
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.forms import reader_html
-from mapstate.reader.reports import BatchReports
 from mapstate.reader.rolling import Asked, At, Ends, check_columns
-from mapstate.reader.scans import Answer, CountedKeys, KeyCount, Listed, Page, ScanPage, check_missing
+from mapstate.reader.scans import Answer, BatchReports, CountedKeys, KeyCount, Listed, Page, ScanPage, check_missing
 from mapstate.reader.tables import Columns, driver
 
 if TYPE_CHECKING:

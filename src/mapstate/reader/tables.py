@@ -18,10 +18,7 @@ if TYPE_CHECKING:
 
 
 class Columns:
-    """The ``names`` of a state's columns, None for all: those of its keys, then its fields.
-
-    Raises MissingDriverError without pyarrow, and UnsupportedTypeError for a type that Arrow lacks.
-    """
+    """The ``names`` of a state's columns, None for all. Raises MissingDriverError and UnsupportedTypeError."""
 
     def __init__(self, keys: Sequence[KeyField], fields: Fields, names: Sequence[str] | None = None) -> None:
         self._arrow = driver("pyarrow", "to_arrow")

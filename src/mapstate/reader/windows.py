@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.joins import joined
-from mapstate.aggregators.results import joins_of
+from mapstate.aggregators.results import joined, joins_of
 from mapstate.errors import StaleBatchError, StoreLostError, UsageError, WindowGoneError
 from mapstate.keys import Key, KeyCodec
 from mapstate.maps.pane_index import PaneKeys, PanePages, batched, index_codec, index_lost, key_pages, slices

@@ -1,8 +1,4 @@
-"""From the type names in a ledger to the types, values and records of a wire format.
-
-A type is written as Spark writes it: ``bigint``, ``decimal(38,2)``, ``struct<sum:double,count:bigint>``;
-``any`` stands for the values of a user's own aggregator.
-"""
+"""From type names as Spark writes them, and ``any``, to the types, values and records of a wire format."""
 
 from __future__ import annotations
 

@@ -26,22 +26,12 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.times import watermark_of
 from mapstate.serve import answers
-from mapstate.serve.answers import BadRequest, Busy, Problem, View, as_of, as_of_end, line, lines, problem_of
+from mapstate.serve.answers import BadRequest, Busy, Problem, View, as_of, line, lines, problem_of
 from mapstate.serve.commits import Commits
 from mapstate.serve.drpc import Calls, Execute, Functions
 from mapstate.serve.guard import Guard
 from mapstate.serve.metrics import Metrics
 from mapstate.serve.openapi import openapi
-from mapstate.serve.parameters import (
-    at_of,
-    body_of,
-    check_names,
-    cursor_of,
-    cursor_text,
-    key_of,
-    others_of,
-    time_of,
-)
 from mapstate.serve.states import OpenState, States
 from mapstate.values import plain
 
@@ -145,13 +135,12 @@ class _Service:
         await self._states.close()
 
     async def values(self, request: Request) -> Response:
-        """The value of one key, from the query."""
         state = await self._state(request)
 
         async def ask(known: View) -> Response:
-            others = others_of(known.ledger, _WAIT)
-            key = key_of(request, known.ledger.keys, others)
-            at = at_of(known.ledger, request.query_params.get("at") if "at" in others else None)
+            others = answers.others_of(known.ledger, _WAIT)
+            key = answers.key_of(request, known.ledger.keys, others)
+            at = answers.at_of(known.ledger, request.query_params.get("at") if "at" in others else None)
             values, view = await state.multi_get([key], known, at)
             shown = known.forms.key(key)
             return answers.json_answer(request, view, lambda: {"key": shown, "value": view.forms.values(values)[0]})
@@ -160,28 +149,27 @@ class _Service:
 
     async def many_values(self, request: Request) -> Response:
         """The values of many keys, in their order, all as of one batch."""
-        check_names(request, _WAIT)
-        body = await body_of(request)
+        answers.check_names(request, _WAIT)
+        body = await answers.body_of(request)
         state = await self._state(request)
 
         async def ask(known: View) -> Response:
             keys, at, columns = known.forms.asked_in(body)
             if len(keys) > MOST_KEYS:
                 raise Problem(413, f"At most {MOST_KEYS} keys in one request; this one has {len(keys)}.")
-            values, view = await state.multi_get(keys, known, at_of(known.ledger, at), columns)
+            values, view = await state.multi_get(keys, known, answers.at_of(known.ledger, at), columns)
             return answers.json_answer(request, view, lambda: {"values": view.forms.values(values)})
 
         return await state.by_schema(ask)
 
     async def all_states(self, request: Request) -> Response:
-        """All states, by name."""
-        check_names(request, set())
+        answers.check_names(request, set())
         found = await asyncio.gather(*(self._summary(name) for name in await self._states.names()))
         return Response(line({"states": [one for one in found if one]}), media_type="application/json")
 
     async def one_state(self, request: Request) -> Response:
         """One state: its schema, its ledger, and the reports of its last batches."""
-        check_names(request, _WAIT)
+        answers.check_names(request, _WAIT)
         state = await self._state(request)
         ledger = await state.ledger()
         document = answers.state_document(state.name, ledger, await state.reports(ledger))
@@ -198,14 +186,14 @@ class _Service:
         if given is not None and not re.fullmatch(r"(?=0*[1-9])\d{1,18}", given, re.ASCII):
             raise BadRequest("limit is a number from 1 on.")
         limit = None if given is None else int(given)
-        check_names(request, {"limit", "cursor", "columns", "at", *_WAIT})
+        answers.check_names(request, {"limit", "cursor", "columns", "at", *_WAIT})
         columns = request.query_params["columns"].split(",") if "columns" in request.query_params else None
         state = await self._state(request)
         size = _PAGE if limit is None else min(limit, _PAGE)
-        start = cursor_of(cursor)
+        start = answers.cursor_of(cursor)
 
         async def parse(known: View) -> Any:
-            return at_of(known.ledger, request.query_params.get("at"))
+            return answers.at_of(known.ledger, request.query_params.get("at"))
 
         at = await state.by_schema(parse) if "at" in request.query_params else None
         pages = state.reader.pages_as_of(size, columns=columns, at=at, cursor=start)
@@ -216,12 +204,12 @@ class _Service:
                 async for page in pages:
                     rows = state.view(page.ledger).forms.rows(page.rows)
                     count += len(rows)
-                    behind: dict[str, Any] = {} if page.cursor is None else {"cursor": cursor_text(page.cursor)}
+                    behind: dict[str, Any] = {} if page.cursor is None else {"cursor": answers.cursor_text(page.cursor)}
                     # A page of the store that is read in parts has the cursor in front of it until the last part.
                     is_last = limit is not None and count >= limit and page.cursor not in (None, last)
                     if is_last and page.problem is not None:
                         behind["problem"] = problem_of(page.problem).document
-                    head = {"as_of": as_of_end(page.ledger, page.end), "keys": len(rows)}
+                    head = {"as_of": answers.as_of_end(page.ledger, page.end), "keys": len(rows)}
                     yield lines([head, *rows, {"is_end": False, **behind}])
                     if is_last:
                         return
@@ -233,13 +221,14 @@ class _Service:
         return await self._streamed(sent())
 
     async def windows(self, request: Request) -> Response:
-        """The windows of one key."""
         state = await self._state(request)
 
         async def ask(known: View) -> Response:
             rest = _with_windows(known).keys[1:]
-            key = key_of(request, rest, {"since", "until", *_WAIT})
-            since, until = (time_of(known.ledger, request.query_params.get(name)) for name in ("since", "until"))
+            key = answers.key_of(request, rest, {"since", "until", *_WAIT})
+            since, until = (
+                answers.time_of(known.ledger, request.query_params.get(name)) for name in ("since", "until")
+            )
             windows, ledger = await state.windows(key, since, until)
             view = state.view(ledger, known)
             values = view.forms.values([one.value for one in windows])
@@ -252,12 +241,11 @@ class _Service:
         return await state.by_schema(ask)
 
     async def window(self, request: Request) -> Response:
-        """All keys of one window, as lines of JSON."""
-        check_names(request, _WAIT)
+        answers.check_names(request, _WAIT)
         state = await self._state(request)
 
         async def parse(known: View) -> tuple[View, Any]:
-            return known, time_of(_with_windows(known), request.path_params["end"])
+            return known, answers.time_of(_with_windows(known), request.path_params["end"])
 
         view, end = await state.by_schema(parse)
         rows = state.reader.window(end)
@@ -276,7 +264,7 @@ class _Service:
 
     async def events(self, request: Request) -> Response:
         """Server-sent events: one per commit, also of those that a client which comes back has missed."""
-        check_names(request, set())
+        answers.check_names(request, set())
         events = self._commits.events(request.headers.get("last-event-id"))
 
         async def sent() -> AsyncGenerator[bytes, None]:
@@ -289,12 +277,10 @@ class _Service:
         return _Stream(sent(), "text/event-stream")
 
     async def document(self, request: Request) -> Response:
-        """The description of all calls."""
         root: str = request.scope.get("root_path", "")
         return Response(line(openapi(self._functions, root)), media_type="application/json")
 
     async def measured(self, _: Request) -> Response:
-        """What Prometheus asks for."""
         return Response(await self.metrics.text(), media_type=self.metrics.media_type)
 
     async def ready(self, request: Request) -> Response:

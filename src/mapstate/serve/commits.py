@@ -45,10 +45,7 @@ class Commits:
         self._following: asyncio.Task[None] | None = None
 
     async def reached(self, name: str, least: str, seconds: float, *, by_key: bool = False) -> None:
-        """Wait until the state is there and has committed the batch, or the named commit, or a later one.
-
-        Raises Problem after so many seconds, for a commit of another state, and ``by_key`` where a column has the name.
-        """
+        """Wait until the state has committed the batch, the named commit, or a later one. Raises Problem."""
         with suppress(StateNotFoundError):  # its job may be about to make it
             ledger = await (await self._states.state(name)).ledger()
             if by_key and any(field.name == "min_batch" for field in ledger.keys):

@@ -1,8 +1,4 @@
-"""Requests that are computed: ``POST /drpc/NAME`` with the arguments as text.
-
-A function is computed by a Spark job (`mapstate.spark.DRPCServer`), or over readers in this process
-(``mapstate serve --functions``).
-"""
+"""Requests that are computed, by a Spark job or over readers in this process: ``POST /drpc/NAME``."""
 
 from __future__ import annotations
 
@@ -20,10 +16,8 @@ from starlette.routing import Route
 
 from mapstate.errors import ConfigurationError, MapStateError, StaleBatchError, check_range, cut
 from mapstate.reader.rolling import At
-from mapstate.serve.answers import Busy, Problem, line
-from mapstate.serve.merged import Values
-from mapstate.serve.parameters import body_of
-from mapstate.serve.states import States
+from mapstate.serve.answers import Busy, Problem, body_of, line
+from mapstate.serve.states import States, Values
 from mapstate.urls import LIKE_A_URL
 from mapstate.values import plain
 
@@ -47,11 +41,9 @@ class Calls:
         self._waiting = 0
 
     def route(self) -> Route:
-        """The route of all functions."""
         return Route("/drpc/{function}", self.answer, methods=["POST"])
 
     async def answer(self, request: Request) -> Response:
-        """Compute one request."""
         name = request.path_params["function"]
         if name not in self._functions:
             raise Problem(404, f"There is no function of this name. There are: {', '.join(sorted(self._functions))}.")
@@ -188,7 +180,6 @@ class _Pinned:
     def multi_get(
         self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None
     ) -> list[dict[str, Any] | None]:
-        """As `StateReader.multi_get`."""
         values, ledger = self._states.multi_get_as_of(self._name, keys, columns, at)
         if ledger.type == "opaque":
             contents = ledger.contents()
@@ -199,5 +190,4 @@ class _Pinned:
         return values
 
     def get(self, key: Any, *, columns: Sequence[str] | None = None, at: At = None) -> dict[str, Any] | None:
-        """As `StateReader.get`."""
         return self.multi_get([key], columns=columns, at=at)[0]

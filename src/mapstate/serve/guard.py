@@ -24,10 +24,7 @@ _LOCAL = re.compile(r"(localhost|127(\.\d+){3}|\[::1\])(:\d+)?", re.ASCII)
 
 
 class Guard:
-    """Answers what is refused before anything is read: no token, another host, too many requests. Counts them all.
-
-    ``seconds`` is the deadline of each request, for all that is done for it.
-    """
+    """Answers what is refused before anything is read, and ends requests after ``seconds``. Counts them all."""
 
     def __init__(
         self, app: ASGIApp, *, token: str | None, local_only: bool, seconds: float, metrics: Metrics | None = None
@@ -40,7 +37,6 @@ class Guard:
         self._running = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer a request, or pass it on."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -146,6 +142,5 @@ class _Request:
 
 
 def _path_of(scope: Scope) -> str:
-    """The path inside the service, wherever it is mounted."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))

@@ -90,11 +90,9 @@ class Metrics:
         self._turn = asyncio.Lock()
 
     def refused(self, status: int) -> None:
-        """Count a request that was refused."""
         self._by_status[status].inc()
 
     def answered(self, path: str, status: int, seconds: float) -> None:
-        """Count a request that was answered."""
         self._by_status[status].inc()
         if path != "/events":
             self._seconds.observe(seconds)

@@ -30,10 +30,7 @@ _SHUTDOWN_SECONDS = 5  # for requests that are under way at the end
 
 
 def run(app: ASGIApp, host: str, port: int, *, on_start: Callable[[str], object]) -> None:
-    """Serve until SIGINT or SIGTERM. ``on_start`` is called with the address, once connections are taken.
-
-    Raises ConfigurationError where the address cannot be bound.
-    """
+    """Serve until SIGINT or SIGTERM; ``on_start`` gets the address. Raises ConfigurationError if it cannot be bound."""
     with listening(host, port) as (bound, address):
         on_start(address)
         gc.collect()
@@ -89,7 +86,6 @@ class _Impatient(HttpToolsProtocol):
     """A connection that is cut where a request does not arrive in time, or its answer is not taken in time."""
 
     def connection_made(self, transport: Any) -> None:
-        """Start the time of the first head."""
         super().connection_made(transport)
         self._is_head = True
         self._head_bytes = 0

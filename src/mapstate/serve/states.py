@@ -1,4 +1,4 @@
-"""The states of a store: found by listing, opened when they are asked for."""
+"""The states of one store: opened, listed and closed, and the reads of many requests as few bulk reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mapstate import errors
 from mapstate.aggregators.aggregator import Aggregator
@@ -15,7 +15,7 @@ from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import ListsStates, close_if_possible
-from mapstate.errors import MapStateError, StateNotFoundError
+from mapstate.errors import DataError, MapStateError, StateNotFoundError, UsageError, WindowGoneError
 from mapstate.keys import Key
 from mapstate.operations.states import state_names
 from mapstate.protocol.ledger_record import LedgerRecord
@@ -23,11 +23,138 @@ from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.reader.aliased import version_of
 from mapstate.reader.async_reader import AsyncStateReader, open_async_reader
 from mapstate.reader.capabilities import EventLoops
-from mapstate.reader.rolling import At
+from mapstate.reader.rolling import At, check_times
+from mapstate.reader.scans import Answer
 from mapstate.reader.times import Time
 from mapstate.reader.windows import Window
-from mapstate.serve.answers import BadRequest, Forms, View
-from mapstate.serve.merged import MergedReads
+from mapstate.serve.answers import BadRequest, Busy, Forms, View
+
+Values = tuple[list[dict[str, Any] | None], LedgerRecord]
+
+_MOST_AT_ONCE = 2  # reads of one state under way
+_MOST_KEYS = 5_000  # of one read, unless one request has more
+_MOST_WAITING = 50_000  # keys
+
+
+class _Waiting(NamedTuple):
+    """A request. Only those with the same columns and the same kind of time are read together."""
+
+    keys: Sequence[Key]
+    at: At
+    columns: tuple[str, ...] | None
+    values: asyncio.Future[Answer]
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What is equal for requests that can be read together: all now, all at the watermark, or all at times."""
+        return self.columns, self.at if self.at is None or self.at == "watermark" else "times"
+
+    def times(self) -> list[Any]:
+        """A time for each key."""
+        return [*self.at] if isinstance(self.at, list) else [self.at] * len(self.keys)
+
+
+class MergedReads:
+    """The reads of one state: while `_MOST_AT_ONCE` are under way, requests wait, and then go together."""
+
+    def __init__(self, reader: AsyncStateReader) -> None:
+        self._reader = reader
+        self._waiting: list[_Waiting] = []
+        self._keys_waiting = 0
+        self._running: dict[asyncio.Task[None], list[_Waiting]] = {}
+        self.reads = 0
+
+    async def multi_get(self, keys: Sequence[Key]) -> Values:
+        """The values of the keys, and the ledger as of which they are. Raises what the reader raises, and Busy."""
+        return (await self.answer(keys))[:2]
+
+    async def answer(
+        self, keys: Sequence[Key], *, columns: Sequence[str] | None = None, at: At | list[Time] = None
+    ) -> Answer:
+        """As `StateReader.answer`; a list has a time for each key. Raises what the reader raises, and Busy."""
+        if isinstance(at, list):
+            check_times(at, len(keys))
+        if self._keys_waiting and self._keys_waiting + len(keys) > _MOST_WAITING:
+            raise Busy(f"{self._keys_waiting} keys wait for the store.")
+        values: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+        request = _Waiting(keys, at, None if columns is None else tuple(columns), values)
+        self._waiting.append(request)
+        self._keys_waiting += len(keys)
+        self._start()
+        try:
+            return await values
+        finally:
+            if values.cancelled():  # nobody waits for it any more: its place is free, and that of a read for such alone
+                left = [one for one in self._waiting if one is not request]
+                self._keys_waiting -= len(keys) * (len(self._waiting) - len(left))
+                self._waiting = left
+                for task, taken in self._running.items():
+                    if taken and all(one.values.done() for one in taken):
+                        task.cancel()
+
+    def _start(self) -> None:
+        """Start a read, if there is something to read and not enough is under way."""
+        if self._waiting and len(self._running) < _MOST_AT_ONCE:
+            taken: list[_Waiting] = []
+            task = asyncio.create_task(self._read(taken))
+            self._running[task] = taken
+            task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._running[task]
+        self._start()
+
+    async def _read(self, taken: list[_Waiting]) -> None:
+        await asyncio.sleep(0)  # requests that arrived with this one come along
+        count, left = 0, list[_Waiting]()
+        for request in self._waiting:
+            if taken and (count + len(request.keys) > _MOST_KEYS or request.kind != taken[0].kind):
+                left.append(request)
+                continue
+            taken.append(request)
+            count += len(request.keys)
+        self._waiting = left
+        self._keys_waiting -= count
+        await self._answer([request for request in taken if not request.values.done()])  # others' clients are gone
+
+    async def _answer(self, taken: Sequence[_Waiting]) -> None:
+        if not taken:
+            return
+        self.reads += 1
+        first, keys = taken[0], [key for request in taken for key in request.keys]
+        at = first.at
+        if len(taken) > 1 and first.kind[1] == "times":
+            at = [time for request in taken for time in request.times()]
+        try:
+            answer = await self._reader.answer(keys, columns=first.columns, at=at)
+        except (DataError, UsageError, WindowGoneError) as error:
+            if len(taken) == 1:
+                _fail(taken, error)
+                return
+            for request in taken:  # one of them is wrong, and fails alone
+                await self._answer([] if request.values.done() else [request])
+        except BaseException as error:  # no request waits for ever
+            _fail(taken, error)
+            if not isinstance(error, Exception):
+                raise
+        else:
+            place = 0
+            for request in taken:
+                own = slice(place, place + len(request.keys))
+                ends = None if answer.ends is None else answer.ends[own]
+                if not request.values.done():
+                    request.values.set_result(Answer(answer.values[own], answer.ledger, ends))
+                place = own.stop
+
+
+def _fail(taken: Sequence[_Waiting], error: BaseException) -> None:
+    for request in taken:
+        if not request.values.done():
+            if isinstance(error, Exception):
+                request.values.set_exception(error)
+            else:
+                request.values.cancel()
+
 
 T = TypeVar("T")
 
@@ -42,10 +169,7 @@ _MOST_BESIDE = 8  # reads of one state beside those that are merged, and scans
 
 
 class OpenState:
-    """One state with its reader, its merged reads, and the forms of its schema.
-
-    Each read that runs has a connection of its own, and the reader keeps it. So they are few at one time.
-    """
+    """One state with its reader, its merged reads, and the forms of its schema. Few reads run at one time."""
 
     def __init__(self, name: str, reader: AsyncStateReader, aggregators: Mapping[str, Aggregator]) -> None:
         self.name = name
@@ -72,11 +196,7 @@ class OpenState:
             return await self.reader.windows_as_of(key, since=since, until=until)
 
     async def by_schema(self, ask: Callable[[View], Awaitable[T]]) -> T:
-        """What ``ask`` returns for the view whose schema is known; or for the newest, if that has another schema.
-
-        For requests whose meaning depends on the key columns: a state may be dropped, and made again with others.
-        Raises what ``ask`` raises.
-        """
+        """What ``ask`` returns for the known view, or for the newest one, if that has another schema."""
         known = self._view or self.view(await self.ledger())
         try:
             return await ask(known)
@@ -95,10 +215,7 @@ class OpenState:
         return values, view.ending(ends if isinstance(at, list) else ends[0] if ends else None)
 
     def view(self, ledger: LedgerRecord, known: View | None = None) -> View:
-        """The view of a ledger.
-
-        Raises BadRequest where it has other key columns than the ``known`` one, by which the request was understood.
-        """
+        """The view of a ledger. Raises BadRequest where its key columns are not those of the ``known`` one."""
         if known is not None and known.ledger.keys != ledger.keys:
             raise BadRequest(f"State {ledger.state!r} has been made again, with other key columns.")
         last = self._view
@@ -110,11 +227,7 @@ class OpenState:
 
 
 class States:
-    """The states of one store, on one event loop.
-
-    The store is listed anew at most once a second, and for a twentieth of the time: on Redis a listing walks through
-    all keys. A state that is asked for by its name needs no listing.
-    """
+    """The states of one store, on one event loop, listed at most once a second and for a twentieth of the time."""
 
     def __init__(
         self, url: Backend | str, *, aggregators: Mapping[str, Mapping[str, Aggregator]] | None = None
@@ -129,10 +242,7 @@ class States:
         self._asking: asyncio.Task[None] | None = None
 
     async def names(self) -> list[str]:
-        """The states by name: those of the last listing, and those that were asked for since; at most `MOST_OPEN`.
-
-        Errors as of a store.
-        """
+        """At most `MOST_OPEN` states: of the last listing, and asked for since. Errors as of a store."""
         if not isinstance(self._backend, ListsStates):
             return sorted(self._open)[:MOST_OPEN]
         if self._names is None or (self._names.done() and time.monotonic() > self._list_again_at):
@@ -152,11 +262,7 @@ class States:
         return found
 
     async def state(self, name: str) -> OpenState:
-        """A state, opened if it is not yet.
-
-        Raises StateNotFoundError where it has no ledger, and the errors of `open_async_reader`. An unknown name costs
-        the store one small read.
-        """
+        """A state, opened by one small read if it is not yet. Raises StateNotFoundError, and as `open_async_reader`."""
         lost = self._lost.get(name)
         if lost is not None:
             if time.monotonic() < lost[0]:
@@ -203,10 +309,7 @@ class States:
             await asyncio.to_thread(check, self._backend, name)
 
     async def lose_if_gone(self, name: str, error: MapStateError) -> None:
-        """Remember that an open state is gone, if ``error`` says so.
-
-        The reader looks for what is left of it, in all keys of a Redis, with each read.
-        """
+        """Remember that an open state is gone, if ``error`` says so: its reader would look for it in all keys."""
         if name in self._open and isinstance(error, (StateNotFoundError, errors.LedgerLostError)):
             self._lost[name] = (time.monotonic() + _REMEMBERED, error)
             await self._close(name)
@@ -216,12 +319,10 @@ class States:
         return name in self._open
 
     def reads(self) -> int:
-        """The number of bulk reads so far."""
         states = [task.result() for task in self._open.values() if task.done() and not task.exception()]
         return self._closed_reads + sum(state.merged.reads for state in states)
 
     async def close(self) -> None:
-        """Close all readers."""
         if self._names is not None:
             self._names.cancel()
         for name in list(self._open):

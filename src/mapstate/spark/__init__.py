@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from mapstate.spark.source import MapStateDataSource
     from mapstate.spark.steps.state_query import StaticState, newStaticState, stateQuery
     from mapstate.spark.steps.training import pointInTime, rollingFeatures
-    from mapstate.spark.streams.chained_aggregate import ChainedAggregate
     from mapstate.spark.streams.counted import CountedAggregate, CountedStream
-    from mapstate.spark.streams.grouped import GroupedStream
+    from mapstate.spark.streams.grouped import ChainedAggregate, GroupedStream
     from mapstate.spark.streams.partition_persist import PartitionPersist
     from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
     from mapstate.spark.streams.rolling import RollingAggregate, RollingStream
@@ -67,37 +66,24 @@ __all__ = [
 ]
 
 _HOMES = {
-    "DRPCServer": "drpc_server",
-    "files_not_counted": "driver.uncounted_files",
-    "BatchAggregator": "interfaces",
-    "Collector": "interfaces",
-    "MapGet": "interfaces",
-    "MapStateDataSource": "source",
-    "QueryFunction": "interfaces",
-    "SnapshotGet": "interfaces",
-    "State": "interfaces",
-    "StateFactory": "interfaces",
-    "StateUpdater": "interfaces",
-    "StaticState": "steps.state_query",
-    "newStaticState": "steps.state_query",
-    "stateQuery": "steps.state_query",
-    "pointInTime": "steps.training",
-    "rollingFeatures": "steps.training",
-    "ChainedAggregate": "streams.chained_aggregate",
-    "CountedAggregate": "streams.counted",
-    "CountedStream": "streams.counted",
-    "GroupedStream": "streams.grouped",
-    "PartitionPersist": "streams.partition_persist",
-    "NewValuesStream": "streams.persistent_aggregate",
-    "PersistentAggregate": "streams.persistent_aggregate",
-    "RollingAggregate": "streams.rolling",
-    "RollingStream": "streams.rolling",
-    "Stream": "streams.stream",
-    "newStream": "streams.stream",
-    "Topology": "streams.topology",
-    "WindowedAggregate": "streams.windows",
-    "WindowedStream": "streams.windows",
-    "with_empty_batches": "streams.topology",
+    name: module
+    for module, names in {
+        "driver.uncounted_files": "files_not_counted",
+        "drpc_server": "DRPCServer",
+        "interfaces": "BatchAggregator Collector MapGet QueryFunction SnapshotGet State StateFactory StateUpdater",
+        "source": "MapStateDataSource",
+        "steps.state_query": "StaticState newStaticState stateQuery",
+        "steps.training": "pointInTime rollingFeatures",
+        "streams.counted": "CountedAggregate CountedStream",
+        "streams.grouped": "ChainedAggregate GroupedStream",
+        "streams.partition_persist": "PartitionPersist",
+        "streams.persistent_aggregate": "NewValuesStream PersistentAggregate",
+        "streams.rolling": "RollingAggregate RollingStream",
+        "streams.stream": "Stream newStream",
+        "streams.topology": "Topology with_empty_batches",
+        "streams.windows": "WindowedAggregate WindowedStream",
+    }.items()
+    for name in names.split()
 }
 
 

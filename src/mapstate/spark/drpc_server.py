@@ -1,7 +1,4 @@
-"""Requests that Spark jobs compute: the door of linear DRPC. Storm counts tuples to know when a request is complete.
-
-A Spark job ends when all of its rows are done, so requests that wait go together into one job.
-"""
+"""Linear DRPC: requests that wait are computed together by one Spark job, which ends when all of its rows are done."""
 
 from __future__ import annotations
 
@@ -197,10 +194,7 @@ class _Jobs:
             self._changed.notify_all()
 
     def _abandon(self, request: _Request) -> None:
-        """Forget a request for which nobody waits any more, and end a job that has only such ones.
-
-        On the event loop, which must not wait for Spark.
-        """
+        """Forget a request for which nobody waits, and end a job that has only such ones, without waiting for Spark."""
         with self._changed:
             if request in self._waiting:
                 self._waiting.remove(request)

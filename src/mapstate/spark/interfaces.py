@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from mapstate.errors import NotPicklableError, cut
+
 
 class Collector:
     """Takes what a function emits: Trident's TridentCollector."""
@@ -55,7 +57,6 @@ class TupleCollectionGet(QueryFunction):
     """Every row with every key of the state and its fields: a scan per chunk of rows, so for small states."""
 
     def batch_retrieve(self, state: Any, keys: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-        """See `QueryFunction.batch_retrieve`."""
         return [dict(state.scan()).items()] * len(keys)
 
     def execute(self, key: tuple[Any, ...], result: Any, collector: Collector) -> None:  # noqa: ARG002
@@ -125,3 +126,28 @@ class StateUpdater(ABC):
         Called between `State.begin_commit` and `State.commit`, once for each ``chunk_size`` rows; once with no rows
         where the partition is empty.
         """
+
+
+def ensure_picklable(subject: str, thing: Any) -> None:
+    """Raises NotPicklableError, with the attribute that is to blame, unless ``thing`` can be sent to executors."""
+    from pyspark.cloudpickle import dumps, loads
+
+    try:
+        loads(dumps(thing))  # type: ignore[no-untyped-call]
+    except Exception as error:
+        culprit = ""
+        for name, value in getattr(thing, "__dict__", {}).items():
+            try:
+                dumps(value)  # type: ignore[no-untyped-call]
+            except Exception:  # noqa: BLE001  pickling runs anybody's code
+                culprit = f": its attribute {name!r}, a {kind_of(value)}, cannot be pickled"
+                break
+        raise NotPicklableError(
+            f"{subject} cannot be sent to executors{culprit} ({type(error).__name__}: {cut(error)}). Keep settings in "
+            "it, and make connections and locks where they are used."
+        ) from error
+
+
+def kind_of(thing: Any) -> str:
+    """The class of a thing, or of a class itself, for a message."""
+    return f"class {thing.__name__}" if isinstance(thing, type) else type(thing).__name__

@@ -1,8 +1,4 @@
-"""A state as a DataFrame of Spark: ``spark.read.format("mapstate")``, and ``spark.readStream``.
-
-Spark runs all of this in Python processes of its own: `MapStateDataSource` and the planning on the driver's machine,
-once for each query or micro-batch; the reads on executors, once for each partition.
-"""
+"""A state as a DataFrame of Spark: planned on the driver's machine, read on executors, in processes of Spark's own."""
 
 from __future__ import annotations
 
@@ -363,7 +359,6 @@ class _Source(NamedTuple):
         return self._replace(state=version_of(self.url, self.state))
 
     def ledger(self) -> LedgerRecord:
-        """The ledger now."""
         with closing(self.reader(None)) as reader:
             return reader.ledger()
 
@@ -373,7 +368,6 @@ class _Source(NamedTuple):
         return self.partitions or most
 
     def divided(self, keys: Sequence[Key]) -> list[Sequence[Key]]:
-        """The keys of each task that looks them up."""
         return pages_of(keys, max(_PAGE, -(-len(keys) // self.tasks(len(keys)))))
 
     def keys_of(self, ledger: LedgerRecord) -> list[Key] | None:
@@ -428,6 +422,5 @@ class _AtOneMoment:
         self.shared_between_processes = backend.shared_between_processes
 
     def open(self, state: str, *, ttl: float | None = None) -> Any:
-        """See `Backend.open`."""
         backend = self._backend
         return backend.open_snapshot(state) if isinstance(backend, Snapshots) else backend.open(state, ttl=ttl)

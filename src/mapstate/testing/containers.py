@@ -118,7 +118,6 @@ def aerospike_container(image: str = "", *, seconds: float = 120.0) -> Iterator[
 
 @contextlib.contextmanager
 def _redis_like(image: str, server: str, seconds: float) -> Iterator[str]:
-    """`redis_container`, with any image that speaks Redis' protocol."""
     container = _container(image).with_command([server, "--save", "", "--maxmemory-policy", "noeviction"])
     container = container.with_exposed_ports(6379)
 

@@ -38,5 +38,4 @@ def crash_between(checkpoint: str | Path) -> int:
 
 
 def _batches(log: Path) -> list[int]:
-    """The batch ids in one of Spark's logs, ascending."""
     return sorted(int(path.name) for path in log.iterdir() if path.name.isdigit()) if log.is_dir() else []

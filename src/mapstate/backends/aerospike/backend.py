@@ -126,7 +126,6 @@ class AerospikeBackend:
 
     @property
     def address(self) -> str:
-        """Hosts, namespace and set, for messages."""
         hosts = ",".join(map(urls.shown_address, self.hosts))
         return f"{hosts}/{self.namespace}{'/' if self.set else ''}{self.set or ''}"
 
@@ -142,10 +141,7 @@ class AerospikeBackend:
         return AerospikeStore(connection, records, state, claim_ttl=self.claim_ttl)
 
     def states(self) -> Iterator[list[tuple[str, bytes]]]:
-        """See `ListsStates.states`: the sets of the namespace that hold a ledger.
-
-        Where the URL has a set, the one state in it.
-        """
+        """See `ListsStates.states`: the sets of the namespace that hold a ledger, or the one of the URL."""
         from mapstate.backends.aerospike.operations import states_in
 
         return states_in(self._connection("*"), self.namespace, self.set)
@@ -158,11 +154,7 @@ class AerospikeBackend:
         return self.set or state
 
     def client(self) -> Any:
-        """The client of this process, made and connected at first use: a client does not survive a fork.
-
-        A forked process neither uses nor closes the client of its parent: closing would wait for threads that the
-        fork did not copy.
-        """
+        """The process's own client: closing the parent's after a fork would wait for threads that are not there."""
         place = (os.getpid(), self)
         found = _clients.get(place)
         if found is None:

@@ -12,8 +12,15 @@ from aerospike_helpers import expressions
 from aerospike_helpers.batch.records import BatchRecords, Write
 from aerospike_helpers.operations import operations
 
-from mapstate.backends.aerospike.codes import BATCH_FAILED, FILTERED_OUT, NO_ANSWER, NOT_FOUND, OK
-from mapstate.backends.aerospike.connection import BatchError, Connection
+from mapstate.backends.aerospike.connection import (
+    BATCH_FAILED,
+    FILTERED_OUT,
+    NO_ANSWER,
+    NOT_FOUND,
+    OK,
+    BatchError,
+    Connection,
+)
 from mapstate.backing_map import check_lengths
 from mapstate.capabilities import FenceToken
 from mapstate.errors import CorruptRecordError, FencedError, KeyEncodingError, StoreError, UsageError, shown
@@ -53,7 +60,6 @@ class Records:
         }
 
     def places(self, keys: Iterable[StoreKey]) -> list[Any]:
-        """The client's key of each."""
         return [self.place(key) for key in keys]
 
     def place(self, key: StoreKey) -> tuple[str, str, Any]:
@@ -106,7 +112,6 @@ class Records:
             self._connection.retrying(partial(self._write, some, at, last, policies, accepted))
 
     def remove(self, keys: Sequence[StoreKey]) -> None:
-        """Remove the records that exist."""
         places, connection = self.places(keys), self._connection
 
         def remove() -> None:
@@ -134,10 +139,7 @@ class Records:
         self._checked(keys, batch, (OK, accepted))
 
     def _checked(self, keys: Sequence[StoreKey], batch: Any, accepted: tuple[int, ...]) -> list[Any]:
-        """The records of a batch, if each has an ``accepted`` result: the client does not raise for a failed batch.
-
-        The result of the whole call comes first: where it failed, records may say 0 or be missing.
-        """
+        """The records of a batch, for which the client raises nothing. The result of the whole call comes first."""
         if batch.result not in (OK, BATCH_FAILED):
             raise BatchError(batch.result, f"the whole batch of {len(keys)} keys failed")
         found: list[Any] = batch.batch_records

@@ -31,10 +31,7 @@ _PARTITIONS = 4096  # of every namespace
 
 
 class AerospikeStore:
-    """One state in Aerospike. Cheap to make; the client is the process's and stays open.
-
-    ``claim_ttl`` in seconds, 0 for claims that do not expire.
-    """
+    """One state in Aerospike. The client is the process's. ``claim_ttl`` in seconds; 0 keeps claims for ever."""
 
     thread_safe: Literal[True] = True
 
@@ -45,7 +42,6 @@ class AerospikeStore:
         self._claim_ttl = claim_ttl
 
     def multi_get(self, keys: Sequence[StoreKey]) -> list[Any]:
-        """See `IBackingMap.multi_get`: a batch read per ``batch_size`` keys."""
         return self._records.read(keys, self._records.places(keys))
 
     def multi_put(self, keys: Sequence[StoreKey], values: Sequence[Any]) -> None:
@@ -62,10 +58,7 @@ class AerospikeStore:
         self.load()
 
     def swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:  # noqa: ARG002
-        """See `LedgerStore.swap`: a read, and a write that checks the generation. There is no fence to move.
-
-        Raises StoreUnavailableError where the reply is lost: then ask `load`.
-        """
+        """See `LedgerStore.swap`: moves no fence. Raises StoreUnavailableError where the reply is lost: ask `load`."""
         connection = self._connection
         found = connection.retrying(self._ledger)
         cluster = connection.retrying(self._cluster)
@@ -150,7 +143,6 @@ class AerospikeStore:
             raise not_listed(self._state, unlisted, f"{problem} {more}")
 
     def keep_report(self, report: bytes, most: int) -> None:
-        """See `Reports.keep_report`: a read and a write."""
         connection = self._connection
         bins = {"reports": [bytearray(one) for one in [report, *self.reports()][:most]]}
         policy = connection.once | {"key": aerospike.POLICY_KEY_SEND, "ttl": aerospike.TTL_NEVER_EXPIRE}
@@ -175,7 +167,6 @@ class AerospikeStore:
             raise foreign.error()
 
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
-        """See `Checkup.checkup`: what one node says of the namespace."""
         from mapstate.backends.aerospike.operations import judge
 
         connection = self._connection

@@ -83,11 +83,7 @@ class Connection(sqlite3.Connection):
 
 
 class Database:
-    """One file, as the store of one state uses it. Any thread may call.
-
-    ``timeout``      seconds that SQLite waits for another writer
-    ``synchronous``  see `SqliteBackend`
-    """
+    """One file, as the store of one state uses it, with the options of `SqliteBackend`. Any thread may call."""
 
     def __init__(self, path: str, state: str, *, timeout: float, synchronous: str) -> None:
         self.path = path
@@ -98,10 +94,7 @@ class Database:
         fork_gate.add(self)
 
     def transaction(self, begin: str, work: Callable[[Connection], T], *, create: bool = False) -> T | None:
-        """Return what ``work`` returns, done in one transaction; None where there is no file or no table.
-
-        With ``create`` both are made. After an error the transaction is rolled back and its connection closed.
-        """
+        """What ``work`` returns, done in one transaction; None where there is no file or table, but for ``create``."""
         with fork_gate:
             db: Connection | None = None
             try:
@@ -157,7 +150,6 @@ class Database:
         return db
 
     def connect(self, mode: str) -> Connection:
-        """A new connection, without a transaction."""
         return sqlite3.connect(
             f"file:{quote(os.fsencode(self.path))}?mode={mode}",
             uri=True,

@@ -31,11 +31,7 @@ def states_in(database: Database) -> Iterator[list[tuple[str, bytes]]]:
 
 
 def in_order(after: Any, db: Connection, ask: str, values: Sequence[Any]) -> list[Any]:
-    """The page of keys behind ``after``, None for the first. Raises DatabaseError where the page ends before it.
-
-    A scan of such a file, which is damaged, would never end. SQLite compares the keys: the order is that of the file's
-    encoding.
-    """
+    """The page of keys behind ``after``. Raises DatabaseError for a damaged file, whose scan would never end."""
     keys = [key for (key,) in db.execute(ask, values)]
     is_in_order = "SELECT ? IS NULL OR ? > ?"
     if keys and (keys[-1] is None or not db.execute(is_in_order, (after, keys[-1], after)).fetchone()[0]):
@@ -108,10 +104,7 @@ def scrub(database: Database) -> list[str]:
 
 
 class FrozenDatabase(Database):
-    """A `Database` whose every transaction is the same one, which begins with the first call. One thread at a time.
-
-    A fork ends it, see `fork_gate`: then every later call raises UsageError, as after `close`.
-    """
+    """A `Database` of one transaction, which begins with the first call and ends with a fork. One thread at a time."""
 
     _frozen: Connection | None = None
     _has_begun = False

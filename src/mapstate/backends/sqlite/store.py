@@ -41,11 +41,7 @@ _DELETE_MANY = _DELETE.replace("(?)", f"(?{', ?' * (_ROWS_AT_ONCE - 1)})")
 
 
 class SqliteStore:
-    """The records, the ledger and the fence of one state in a file. Any thread may call.
-
-    Every call is a transaction of its own. Idle connections stay open, as many as calls ran at one time; `close`
-    closes them.
-    """
+    """The records, the ledger and the fence of one state in a file. Each call is a transaction. Any thread may call."""
 
     thread_safe: Literal[True] = True
 
@@ -85,8 +81,6 @@ class SqliteStore:
         return self._database.path, self._database.synchronous
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[_Version] | None:
-        """See `JointLedgers.swap_all`: one transaction."""
-
         def compare_and_set(db: Connection) -> list[_Version] | None:
             if any(one.store._version(db) != one.expected for one in swaps):
                 return None
@@ -180,7 +174,6 @@ class SqliteStore:
         return self._database.transaction("BEGIN", lambda db: reports_of(db, self._state)) or []
 
     def drop(self, expected: _Version, token: FenceToken) -> Iterator[int]:
-        """See `Drops.drop`: one transaction."""
         from mapstate.backends.sqlite.operations import removed
 
         yield removed(self._database, self._state, token, lambda db: self._version(db) == expected)

@@ -28,10 +28,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def slices(batch: pa.RecordBatch, most_rows: Callable[[], int], most_bytes: int) -> Iterator[pa.RecordBatch]:
-    """The batch in pieces of at most so many rows, and bytes of Arrow, but for a single row; not copied.
-
-    ``most_rows`` is asked before each.
-    """
+    """The batch in pieces of at most ``most_rows()`` rows, and bytes of Arrow, but for a single row; not copied."""
     start, fits = 0, batch.nbytes <= most_bytes
     while start < batch.num_rows:
         part = batch.slice(start, most_rows())
@@ -42,11 +39,7 @@ def slices(batch: pa.RecordBatch, most_rows: Callable[[], int], most_bytes: int)
 
 
 def arrow_to_python(column: pa.Array, name: str) -> list[Any]:
-    """The values of a column as Python objects; timestamps in UTC.
-
-    Raises SerializationError for what Spark can hold and Python cannot: text that is not UTF-8, times
-    beyond the year 9999.
-    """
+    """The values of a column; timestamps in UTC. Raises SerializationError for what Python cannot hold."""
     try:
         item = column.type.value_type if pa.types.is_list(column.type) else column.type
         if pa.types.is_timestamp(item) and item.tz is not None:

@@ -35,7 +35,6 @@ class FinishTask:
         self._out = out
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What `mapInArrow` runs, once per partition."""
         for batch in batches:
             columns = [arrow_to_python(column, "a partial aggregate") for column in batch.columns[self._keys :]]
             at, per_field = 0, []
@@ -94,7 +93,6 @@ class FoldTask:
         self._batch_id = batch_id
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What `mapInArrow` runs, once per partition."""
         group: _Group | None = None if self._keys else self._group(())
         done: list[tuple[Any, ...]] = []
         for batch in batches:
@@ -142,7 +140,6 @@ class _Group:
             link.add(row)
 
     def emitted(self) -> Iterator[tuple[Any, ...]]:
-        """Every combination of what the aggregators emit, behind the key."""
         for parts in itertools.product(*(link.emitted() for link in self._links)):
             yield (*self.key, *itertools.chain.from_iterable(parts))
 

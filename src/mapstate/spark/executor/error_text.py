@@ -1,7 +1,4 @@
-"""Errors of mapstate that reach the driver as text: Spark passes on what another process raises as its traceback.
-
-Such an error carries a last note, which has its class and its facts as JSON.
-"""
+"""Errors of mapstate that reach the driver as text: a last note has their class and their facts as JSON."""
 
 from __future__ import annotations
 

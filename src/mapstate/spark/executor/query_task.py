@@ -52,7 +52,6 @@ class AskedState:
 
     @property
     def chunk_size(self) -> int:
-        """How many rows are answered at a time."""
         return self.source.chunk_size if isinstance(self.source, StateSpec) else CHUNK_SIZE
 
     def open(self, before: tuple[str, int] | None, now: int | None = None) -> Any:
@@ -106,7 +105,6 @@ class QueryTask:
         self._known = known
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows with the answers beside them."""
         return each_with_errors_as_text(self._answered(batches))
 
     def _answered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

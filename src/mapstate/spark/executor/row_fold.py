@@ -17,10 +17,7 @@ ROWS_WAITING = 10_000
 
 
 class RowFold:
-    """Folds sorted rows key by key; complete keys wait to be taken, as many at a time as there is room for.
-
-    ``most_waiting`` rows may wait, which is a number of bytes too.
-    """
+    """Folds sorted rows key by key; complete keys wait to be taken. At most ``most_waiting`` rows wait."""
 
     def __init__(self, fields: Fields, state: MapState[Any], room: Room) -> None:
         self._fields = fields
@@ -40,11 +37,9 @@ class RowFold:
 
     @property
     def full(self) -> bool:
-        """Whether a chunk of complete keys can be taken."""
         return len(self.keys) >= self._room.keys or (bool(self.keys) and self._waiting >= self.most_waiting)
 
     def add(self, text: StoreKey, row: Row) -> None:
-        """Takes the next row."""
         if text != self.open:
             if self.open is not None:
                 self.close_key()

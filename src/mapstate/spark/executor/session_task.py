@@ -1,7 +1,4 @@
-"""What runs on an executor for sessions beside what windows have: the sessions that have fired, and those to settle.
-
-See `mapstate.protocol.sessions`.
-"""
+"""What runs on an executor for the sessions of `mapstate.protocol.sessions`: those that have fired, those to settle."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.joins import joined
+from mapstate.aggregators.results import joined
 from mapstate.errors import ConfigurationError, DataError
 from mapstate.maps.opaque import OpaqueMap, replace_all
 from mapstate.maps.pane_index import Slice, batched, index_lost, key_pages, windows_of_ledger
@@ -45,7 +42,6 @@ class _Pieces:
         return [None if value is None else self._piece(value) for value in values]
 
     def are_one(self, piece: Piece, later: Piece | None) -> bool:
-        """Whether two neighbouring pieces are of one session."""
         return later is not None and self._windows.are_one(piece.last, later.first)
 
     def whole(self, pane: int, rests: Sequence[str], pieces: Sequence[Piece]) -> list[list[Piece]]:
@@ -63,7 +59,6 @@ class _Pieces:
         return sessions
 
     def joined(self, session: Sequence[Piece]) -> Any:
-        """The value of a session."""
         return joined(self._fields, [piece.value for piece in session])
 
 
@@ -103,10 +98,7 @@ class SessionRows(JoinTask):
 
 
 class SettleTask(PurgeTask):
-    """Joins the pieces of sessions before a pane into those of the pane. Picklable. See `PurgeTask` for its rows.
-
-    No row goes into these panes any more, so a task that runs twice writes the same.
-    """
+    """Joins the pieces of sessions before a pane into those of the pane; may run twice. See `PurgeTask`."""
 
     def __init__(self, *settings: Any, pane: int, fields: Fields) -> None:
         super().__init__(*settings)

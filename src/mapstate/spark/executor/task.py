@@ -1,8 +1,6 @@
 """One partition of one attempt, from Arrow batches to the store and back: on an executor, or on the driver.
 
-A task works chunk by chunk, with two in hand at most, and one put under way. It ends with one line that says
-what it did. Errors of mapstate are reported in that line and not raised: Spark would try the task again, and
-the driver would get a string where the exception was.
+It ends with one line that says what it did, errors too: Spark would try the task again for an error that is raised.
 """
 
 from __future__ import annotations
@@ -180,7 +178,6 @@ class BatchTask:
         return NonTransactionalMap(records)
 
     def key_codec(self) -> KeyCodec:
-        """The codec of the grouping columns."""
         return self._codecs()[1]
 
     def native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[Chunk]:

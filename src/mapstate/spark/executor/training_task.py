@@ -114,7 +114,6 @@ class HistoryTask:
         self._added = added
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The queries with the answers beside them."""
         return each_with_errors_as_text(self._answered(batches))
 
     def _answered(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -164,7 +163,6 @@ class _History:
         self._foldings: list[Folding] = []
 
     def add(self, unit: int, values: Any) -> None:
-        """One more row, or the values of a unit."""
         starts, columns = self._tiles
         if isinstance(values, dict):
             if starts[-1:] != [unit]:

@@ -53,7 +53,6 @@ class UpdateTask:
         self._txid = -1
 
     def of_batch(self, batch_id: int) -> UpdateTask:
-        """The same task for one batch."""
         task = copy.copy(self)
         task._txid = batch_id
         return task

@@ -1,7 +1,4 @@
-"""What runs on an executor for a state with windows: its batches, its purge, and the windows that a batch has fired.
-
-Each function goes through `mapInArrow`; where the driver applies a state, it calls them itself.
-"""
+"""What runs on an executor for a state with windows: its batches, its purge, and the windows that a batch has fired."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mapstate.aggregators.fields import Fields
-from mapstate.aggregators.joins import joined
+from mapstate.aggregators.results import joined
 from mapstate.capabilities import FencedWrites, FenceToken, Rewrites, close_if_possible
 from mapstate.errors import AggregatorError, FencedError, SerializationError, StoreLostError, ValueOverflowError, cut
 from mapstate.keys import KeyCodec, StoreKey, contains_none
@@ -164,30 +161,23 @@ class Reads:
 
     @cached_property
     def store(self) -> Any:
-        """The state's store."""
         return self._spec.open()
 
     def close(self) -> None:
-        """Close the store, if it was opened."""
         close_if_possible(self.__dict__.get("store"))
 
     def index(self, keys: list[str]) -> list[Any]:
         return self._view.values(self._codec.loads(keys, self.store.multi_get(keys)), self._newest)
 
     def values(self, keys: list[StoreKey]) -> list[Any]:
-        """The values of some keys."""
         return self._view.values(self._records.loads(keys, self.store.multi_get(keys)), self._newest)
 
     def values_in(self, pane: int, rests: Sequence[str]) -> list[Any]:
-        """The values of some keys in a pane."""
         return self.values(self.keys.of(self.keys.text(pane), rests))
 
 
 class PurgeTask:
-    """Removes the records of panes of which all windows are gone, and then their index. Picklable.
-
-    A row is a pane, a partition, and what `Slice` has of them. Gives out the number of removed records per batch.
-    """
+    """Removes the records of gone panes and their index: a row as `Slice` in, the number removed out. Picklable."""
 
     def __init__(self, spec: StateSpec, record: LedgerRecord, token: FenceToken, view: CommitView, txid: int) -> None:
         self.spec = spec
@@ -223,7 +213,6 @@ class PurgeTask:
             self._put(writer, [*pages], [(self.txid, *page) for page in pages.values()])
 
     def reads(self) -> Reads:
-        """What the attempt reads."""
         return Reads(self.spec, self.record, self.view, self.txid)
 
     def _remove(self, store: Any, writer: Any, keys: list[Any]) -> None:
@@ -373,7 +362,6 @@ class JoinTask:
             yield self.rows([open_window[0]], [open_window[1]], [value])
 
     def rows(self, ends: Sequence[int], rests: Sequence[str], values: Sequence[Any]) -> pa.RecordBatch:
-        """Whole windows as they are given out."""
         record = self.record
         arrow, keys = arrow_schema(self._out), KeyCodec(record.keys[1:])
         until = pa.array(ends, pa.int64())

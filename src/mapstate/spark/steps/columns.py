@@ -1,8 +1,6 @@
-"""Columns by name, which are checked before any batch has come; and aggregates and keys that are expressions.
+"""Columns by name, checked before any batch has come; and aggregates and keys that are expressions.
 
-``Sum(F.col("a") * 2)`` is the Sum of a column that a step adds. It has the text of the expression as its name, which
-the ledger holds, too. Where the text is another one in each run, as that of a Python UDF, it has Spark's own name for
-such a column.
+An expression becomes a column that a step adds, named by its text; or, where that differs in each run, by Spark.
 """
 
 from __future__ import annotations
@@ -100,11 +98,7 @@ def nested_in(aggregates: Mapping[str, Aggregator], schema: StructType) -> dict[
 def expressions_of(
     aggregates: Mapping[str, Aggregator], names: Sequence[str], spark_name: Callable[[Column], str]
 ) -> tuple[Expressions, dict[str, Aggregator]]:
-    """The expressions that aggregators have in place of column names, and the same aggregators over their columns.
-
-    ``names`` are the columns of the rows, and ``spark_name`` gives the name of an expression as a column of theirs.
-    Raises DuplicateNameError where two names would be one.
-    """
+    """The expressions in place of column names, and the same aggregators over them. Raises DuplicateNameError."""
     columns: dict[str, Any] = {}
 
     def name_of(column: Any) -> str:

@@ -1,8 +1,4 @@
-"""Queries of a state: reads in bulk that add columns to rows, Trident's stateQuery.
-
-The rows go through the executors once. A task asks the state for the distinct keys of a chunk of rows and puts the
-answers beside them; nothing is shuffled, and no more than a chunk is held.
-"""
+"""Trident's stateQuery: a task reads the distinct keys of a chunk of rows in bulk; nothing is shuffled."""
 
 from __future__ import annotations
 
@@ -27,8 +23,14 @@ from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.job import Job, Step
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.query_task import NOW, AskedState, QueryTask
-from mapstate.spark.interfaces import MapGet, QueryFunction, SnapshotGet, StateFactory, TupleCollectionGet
-from mapstate.spark.pickling import ensure_picklable
+from mapstate.spark.interfaces import (
+    MapGet,
+    QueryFunction,
+    SnapshotGet,
+    StateFactory,
+    TupleCollectionGet,
+    ensure_picklable,
+)
 from mapstate.spark.steps.columns import column_names
 from mapstate.spec import StateSpec
 from mapstate.values import column_type
@@ -167,12 +169,10 @@ class QueryPlan:
 
     @property
     def type(self) -> str | None:
-        """The type of a state of mapstate."""
         return self.state.spec.type if isinstance(self.state, KnownState) else None
 
     @property
     def spec(self) -> StateSpec | None:
-        """The spec of a state of mapstate."""
         return self.state.spec if isinstance(self.state, KnownState) else None
 
     @property
@@ -182,7 +182,6 @@ class QueryPlan:
 
     @property
     def on_executors(self) -> bool:
-        """Whether executors can reach the state."""
         return self.spec is None or self.spec.backend.shared_between_processes
 
     @property
@@ -217,10 +216,7 @@ class QueryPlan:
         return step
 
     def of_frame(self, frame: DataFrame, before: tuple[str, int] | None, now: int | None = None) -> DataFrame:
-        """The frame with the columns added. Reads the state here only where executors cannot.
-
-        ``now`` is that of rolling windows, in microseconds; by default, of each computation by Spark.
-        """
+        """The frame with the columns added; ``now`` of rolling windows in microseconds, else when Spark computes it."""
         from pyspark.sql.functions import current_timestamp, lit, unix_micros
         from pyspark.sql.types import StructType
 

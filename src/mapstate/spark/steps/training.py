@@ -1,7 +1,4 @@
-"""Training sets: rolling windows as of a time of each row, out of a state, or out of the rows of its history.
-
-Both end with `Answers`, as every reader does, so a model learns from the values that it is served.
-"""
+"""Training sets: rolling windows as of a time of each row, out of a state, or out of the rows of its history."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from mapstate.spark.driver.new_values import INSIDE
 from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.query_task import QueryTask
 from mapstate.spark.executor.training_task import AsOf, HistoryTask, PlannedState
-from mapstate.spark.pickling import ensure_picklable
+from mapstate.spark.interfaces import ensure_picklable
 from mapstate.spark.steps.batch_aggregate import Links
 from mapstate.spark.steps.columns import analysed, column_names, expressions_of, nested_in
 from mapstate.spark.steps.state_query import KnownState, Queried, StaticState, are_same_keys, check_new
@@ -187,7 +184,6 @@ def rollingFeatures(
 
 
 def _by_key(frame: DataFrame, keys: Sequence[str], *order: str) -> DataFrame:
-    """The rows of a key as neighbours in one task."""
     spread = frame.repartition(*map(column_of, keys)) if keys else frame.repartition(1)
     return spread.sortWithinPartitions(*map(column_of, [*keys, *order]))
 

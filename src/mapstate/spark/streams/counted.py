@@ -1,8 +1,4 @@
-"""Windows of a stream by number of rows.
-
-last = clicks.window(SlidingCountWindow.of(100, 10), orderBy=["partition", "offset"]).groupBy("user")
-last.persistentAggregate(opaque(url, "last_hundred"), clicks=Count()).firedWindowsStream().foreachBatch(alert)
-"""
+"""Windows of a stream by number of rows."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from mapstate.schema import Field
 from mapstate.spark.driver.apply import Grouping
 from mapstate.spark.driver.job import Branch, Downstream, Follower, Job
 from mapstate.spark.driver.state import StateDriver
-from mapstate.spark.pickling import ensure_picklable
+from mapstate.spark.interfaces import ensure_picklable
 from mapstate.spark.steps.columns import check_unique, column_names, empty_frame
 from mapstate.spark.streams.grouped import InWindows, check_of_windows
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate

@@ -1,4 +1,4 @@
-"""Rows by key, and the checks of what is kept of them."""
+"""Rows by key: the keys, the checks of what is kept of them, and several aggregates of one batch."""
 
 from __future__ import annotations
 
@@ -8,21 +8,37 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Generic, Never, Protocol, Self, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator, NativeCombiner, column_type
-from mapstate.errors import ConfigurationError, DuplicateNameError, UnknownColumnError
+from mapstate.aggregators.columns import column_of
+from mapstate.errors import (
+    ConfigurationError,
+    DuplicateNameError,
+    KeyEncodingError,
+    UnknownColumnError,
+    UnsupportedTypeError,
+)
 from mapstate.keys import KeyCodec
 from mapstate.schema import Field, KeyField
 from mapstate.serializers.value_types import WireForm, wire_type
 from mapstate.spark.driver.job import Job, Step
-from mapstate.spark.interfaces import BatchAggregator
-from mapstate.spark.pickling import ensure_picklable, kind_of
-from mapstate.spark.steps.columns import check_unique, has_expressions
-from mapstate.spark.streams.chained_aggregate import ChainedAggregate, SteppedRows, with_expressions
-from mapstate.spark.streams.key_columns import with_keys
+from mapstate.spark.executor.error_text import as_note
+from mapstate.spark.interfaces import BatchAggregator, ensure_picklable, kind_of
+from mapstate.spark.steps.batch_aggregate import Links
+from mapstate.spark.steps.columns import (
+    Expressions,
+    Select,
+    analysed,
+    check_unique,
+    expressions_of,
+    has_expressions,
+    is_column,
+    is_named,
+    nested_in,
+)
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
     from mapstate.spark.driver.job import Branch
     from mapstate.spark.driver.window_rows import LateRows
@@ -32,8 +48,17 @@ Kept = TypeVar("Kept", covariant=True)
 """What `persistentAggregate` returns: a `PersistentAggregate`, for every kind of rows that there is."""
 
 
-class Keepable(SteppedRows, Protocol[Kept]):
-    """Rows of which a state can be kept, as they say what it is."""
+class Keepable(Protocol[Kept]):
+    """Rows of a stream, to which steps can be added, and of which a state can be kept."""
+
+    @property
+    @abstractmethod
+    def schema(self) -> StructType:
+        """The columns of the rows."""
+
+    @abstractmethod
+    def with_step(self, step: Step, *, by_row: bool) -> Self:
+        """The rows after one more step; ``by_row`` says that each row's results depend on that row alone."""
 
     @abstractmethod
     def hidden_columns(self) -> dict[str, str]:
@@ -51,12 +76,10 @@ class Keepable(SteppedRows, Protocol[Kept]):
 
 
 class Groupable(Keepable[Kept], Protocol[Kept]):
-    """Rows as `GroupedStream` needs them."""
+    """Rows as `GroupedStream` needs them. ``name`` is the stream's, also of new values."""
 
     @property
-    def name(self) -> str:
-        """The stream's, also of new values."""
-        ...
+    def name(self) -> str: ...
 
 
 R = TypeVar("R", bound=Groupable[Any])
@@ -151,13 +174,8 @@ class GroupedStream(Generic[Kept, R]):
         return [] if isinstance(one, NativeCombiner) else list(self._types)
 
 
-class Windowable(SteppedRows, Protocol):
+class Windowable(Groupable[Any], Protocol):
     """A stream as windows need it."""
-
-    @property
-    def name(self) -> str:
-        """The stream's."""
-        ...
 
     @property
     def df(self) -> DataFrame:
@@ -219,3 +237,138 @@ def check_of_windows(state: StateSpec, taken: Collection[str], names: Sequence[s
     for name in names:
         if name.casefold() in taken:
             raise DuplicateNameError(f"{name!r} is a column of windows: give yours another name", name=name)
+
+
+class ChainedAggregate(Generic[R]):
+    """Aggregators over the same rows of a batch, one after the other: Trident's ChainedAggregatorDeclarer.
+
+    `chainEnd` gives one row for every combination of what they emit. Is one of them a ``partitionAggregate`` and none
+    an ``aggregate``, each partition by itself.
+    """
+
+    def __init__(self, rows: R, keys: tuple[str, ...] = (), links: Links | None = None) -> None:
+        self._rows = rows
+        self._keys = keys
+        self._links = links or Links()
+
+    def aggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> ChainedAggregate[R]:
+        """One more over the whole batch, or over each key. Raises ConfigurationError."""
+        return self._with(self._links.with_links(own, aggregates, per_partition=False))
+
+    def partitionAggregate(self, *own: BatchAggregator, **aggregates: Aggregator) -> ChainedAggregate[R]:
+        """One more over each partition. Raises ConfigurationError."""
+        return self._with(self._links.with_links(own, aggregates, per_partition=True))
+
+    def _with(self, links: Links) -> ChainedAggregate[R]:
+        return ChainedAggregate(self._rows, self._keys, links)
+
+    def chainEnd(self) -> R:
+        """The rows that they emit."""
+        rows, links = self._rows, self._links
+        if has_expressions(links.aggregators, rows.schema):
+            rows, named = with_expressions(rows, links.aggregators)
+            links = links.over_columns(named)
+        return rows.with_step(links.over(rows.schema, self._keys), by_row=False)
+
+
+def with_expressions(rows: R, aggregates: Mapping[str, Aggregator]) -> tuple[R, dict[str, Aggregator]]:
+    """The rows with a column per expression, and the aggregators over these. Raises ConfigurationError."""
+
+    def spark_name(column: Column) -> str:
+        with analysed(str(column)):
+            name: str = rows.with_step(Select(column), by_row=True).schema.names[0]
+            return name
+
+    expressions, named = expressions_of(aggregates, rows.schema.names, spark_name)
+    columns = nested_in(aggregates, rows.schema) | {**expressions.columns}
+    return (with_columns(rows, f"one of {', '.join(columns)}", columns) if columns else rows), named
+
+
+def with_columns(rows: R, called: str, columns: Mapping[str, Column]) -> R:
+    """The rows with more columns. Raises ConfigurationError, which says how they are ``called``."""
+    more = rows.with_step(Expressions(columns), by_row=True)
+    with analysed(called):
+        _ = more.schema
+    return more
+
+
+def with_keys(rows: R, keys: Sequence[str | Column]) -> tuple[R, tuple[str, ...]]:
+    """The rows with a column per key, also of each field of a struct, and their names. Raises ConfigurationError."""
+    names: list[str] = []
+    for key in keys:
+        if isinstance(key, str):
+            rows, own = _with_fields(rows, key)
+        elif is_column(key):
+            rows, own = _with_expression(rows, key)
+        else:
+            raise ConfigurationError(f"groupBy takes column names and expressions, not {key!r}")
+        names += own
+    return rows, tuple(names)
+
+
+def _with_expression(rows: R, key: Column) -> tuple[R, list[str]]:
+    with analysed(f"the key {key}"):
+        field = rows.with_step(Select(key), by_row=True).schema.fields[0]
+    _check_sessions(field)  # here, because Spark Connect's withColumns leaves the metadata out
+    name = field.name
+    if name.casefold() not in _taken(rows):
+        rows = with_columns(rows, f"the key {key}", {name: key})
+    elif not is_named(key, name):
+        raise DuplicateNameError(
+            f"the key {key} has the name of a column: give it another one with alias(...)", name=name
+        )
+    return _with_fields(rows, name)
+
+
+def _with_fields(rows: R, key: str) -> tuple[R, list[str]]:
+    """The rows with a column for each field if ``key`` is a struct, or for one if it is ``struct.field``."""
+    from pyspark.sql.types import StructType
+
+    fields: list[Any] = rows.schema.fields
+    structs = {field.name: field for field in fields if isinstance(field.dataType, StructType)}
+    column, _, name = key.partition(".")
+    if key in structs:
+        added = _fields_of(structs[key])
+    elif key not in rows.schema.names and column in structs and name in structs[column].dataType.names:
+        key, added = column, {f"{column}_{name}": column_of(column).getField(name)}
+    else:
+        return rows, [key]
+    for name in added:
+        if name.casefold() in _taken(rows):
+            raise DuplicateNameError(
+                f"the key {key!r} is a struct, and its field needs the name {name!r}, which a column has: rename one",
+                name=name,
+            )
+    return with_columns(rows, f"the key {key!r}", added), list(added)
+
+
+def _fields_of(struct: Any) -> dict[str, Column]:
+    """A key column per field. Spark raises the error of a row whose struct is null: no field would tell."""
+    from pyspark.sql import functions as F
+
+    key, names = struct.name, struct.dataType.names
+    if not names:
+        raise UnsupportedTypeError(f"the key {key!r} is a struct without fields. Nothing was written.", column=key)
+    _check_sessions(struct)
+    is_null = KeyEncodingError(
+        f"the struct {key!r} is null in a row, and its key columns cannot tell it from a struct of nulls. Nothing of "
+        f"this batch counts. Filter such rows out, or group by its fields, {key}.{names[0]} and so on.",
+        column=key,
+    )
+    whole = column_of(key)
+    first, *others = (whole.getField(name) for name in names)
+    checked = F.when(whole.isNull(), F.raise_error(f"{is_null.message}\n{as_note(is_null)}\n")).otherwise(first)
+    return dict(zip((f"{key}_{name}" for name in names), (checked, *others), strict=True))
+
+
+def _check_sessions(field: StructField) -> None:
+    if "spark.sessionWindow" in field.metadata:
+        raise ConfigurationError(
+            f"the key {field.name!r} has sessions of Spark's, which only Spark's own groupBy joins. Nothing was "
+            "written. Take stream.window(SessionWindow.of('10 minutes'), timestampField='at')."
+        )
+
+
+def _taken(rows: Keepable[Any]) -> set[str]:
+    """The names of the columns, as Spark compares them: it would replace a column that differs in case."""
+    return {name.casefold() for name in rows.schema.names}

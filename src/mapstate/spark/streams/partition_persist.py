@@ -1,8 +1,6 @@
 """A user's own state, updated in bulk by each partition of a batch: Trident's partitionPersist.
 
-No ledger and no records of mapstate's: a state of one's own gets the batch's id before and after its updates, as
-Trident's does, and has to see by itself that a batch that comes again counts once. What mapstate adds is the way there:
-a fixed number of partitions, empty ones too, and accounts of who has reported.
+mapstate keeps no ledger and no records of it: it makes a fixed number of partitions, and checks who has reported.
 """
 
 from __future__ import annotations
@@ -17,8 +15,7 @@ from mapstate.spark.driver.frames import computed_once, through
 from mapstate.spark.driver.job import AfterCommit, Downstream, Follower, Step
 from mapstate.spark.executor.arrow import REPORT_COLUMN, TaskReport, reports_of
 from mapstate.spark.executor.update_task import UpdateTask
-from mapstate.spark.interfaces import StateFactory, StateUpdater
-from mapstate.spark.pickling import ensure_picklable
+from mapstate.spark.interfaces import StateFactory, StateUpdater, ensure_picklable
 from mapstate.spark.steps.columns import check_unique, column_names, empty_frame
 from mapstate.spark.steps.state_query import StaticState
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream

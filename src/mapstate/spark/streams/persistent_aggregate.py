@@ -1,8 +1,7 @@
 """A state that a stream keeps, and its new values as rows of their own.
 
-To another state new values are updates: a key's new values replace its old ones there. The old ones come from the
-state's own records, also where Spark brings a batch again that is committed already. So the second state gets the same
-rows under the same batch id, whatever crashed in between; its own ledger does the rest.
+To another state they are updates. The old values, which they replace there, come from the state's own records, also
+where Spark brings a committed batch again: so the second state gets the same rows under the same batch id.
 """
 
 from __future__ import annotations
@@ -296,7 +295,7 @@ class NewValuesStream(Rows[PersistentAggregate]):
         }
 
     def keep(self, job: Job) -> PersistentAggregate:
-        """See `Groupable.keep`. The second state has a driver of its own, which the first one's commit calls."""
+        """The second state has a driver of its own, which the first one's commit calls."""
         signed = self.updates if self.kind == "updates" else None
         branch = Branch(job, steps=self.steps if signed is None else (), make_driver=driver_of(job.spec))
         driver = BatchDriver(StreamPlan(job.stream, [branch]), feeds_from_source=False)
@@ -325,7 +324,6 @@ class _NewValueColumns:
                 )
 
     def new(self, found: DataFrame) -> DataFrame:
-        """Keys, and the values after the batch."""
         return found.select(*map(column_of, self._keys + self._fields))
 
     def old(self, found: DataFrame) -> DataFrame:
@@ -333,7 +331,6 @@ class _NewValueColumns:
         return found.select(*map(column_of, self._keys), *self._old_columns(found, ""))
 
     def with_old(self, found: DataFrame) -> DataFrame:
-        """Keys, the values after the batch, and those before."""
         return found.select(*map(column_of, self._keys + self._fields), *self._old_columns(found, "old_"))
 
     def _old_columns(self, found: DataFrame, prefix: str) -> list[Column]:

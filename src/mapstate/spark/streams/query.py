@@ -74,10 +74,7 @@ class Query:
         branch.on_batch.append(function)
 
     def merged(self, others: Sequence[Query], df: DataFrame) -> Query:
-        """The query of the streams in one, which takes this one's place and those of the others.
-
-        Raises UsageError for a stream of which something is declared already.
-        """
+        """The query of the streams in one. Raises UsageError for a stream of which something is declared already."""
         for query in (self, *others):
             query.reopen()
             if query.plan.branches or query.plan.after_commit:
@@ -93,10 +90,7 @@ class Query:
         return both
 
     def reopen(self) -> None:
-        """Raises UsageError once a started query has brought a batch, or the stream was merged into another one.
-
-        After batches that were given by hand the states are opened again, with all that is declared then.
-        """
+        """Open the declaration again. Raises UsageError once a started query has brought a batch, or after a merge."""
         if self._driver is not None and self._driver.serves_query:
             raise UsageError(
                 f"the stream {self.name!r}{self._owner} runs already: declare all of its states, and what follows "

@@ -1,8 +1,4 @@
-"""Rows on their way: what can be done with each micro-batch, in Trident's words.
-
-`Stream` and `NewValuesStream` are rows. Each call gives other rows with one more step; steps run on the driver, inside
-the foreachBatch call, and mostly write a plan that the executors then follow.
-"""
+"""What can be done with the rows of each micro-batch, in Trident's words: each call gives rows with one more step."""
 
 from __future__ import annotations
 
@@ -14,11 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 from mapstate.errors import ConfigurationError
 from mapstate.reader import Consistency
 from mapstate.spark.interfaces import BatchAggregator, QueryFunction
-from mapstate.spark.steps import spread
+from mapstate.spark.steps.batch_aggregate import broadcast, extreme, spread
 from mapstate.spark.steps.state_query import Queried, QueryPlan, When
-from mapstate.spark.streams.chained_aggregate import ChainedAggregate
-from mapstate.spark.streams.grouped import GroupedStream, Keepable, Kept
-from mapstate.spark.streams.key_columns import with_keys
+from mapstate.spark.streams.grouped import ChainedAggregate, GroupedStream, Keepable, Kept, with_keys
 from mapstate.spark.streams.query import Startable
 
 if TYPE_CHECKING:
@@ -153,11 +147,11 @@ class Rows(Keepable[Kept]):
 
         Of several, the one whose other columns come first.
         """
-        return self.with_step(spread.extreme(self.schema, column, greatest=False), by_row=False)
+        return self.with_step(extreme(self.schema, column, greatest=False), by_row=False)
 
     def maxBy(self, column: str) -> Self:
         """The row of each batch with the greatest value of a column. See `minBy`."""
-        return self.with_step(spread.extreme(self.schema, column, greatest=True), by_row=False)
+        return self.with_step(extreme(self.schema, column, greatest=True), by_row=False)
 
     def applyAssembly(self, assembly: Callable[[Rows[Kept]], Any]) -> Any:
         """What a function makes of these rows, such as `mapstate.trident.FirstN`."""
@@ -165,12 +159,12 @@ class Rows(Keepable[Kept]):
 
     def shuffle(self, partitions: int | None = None) -> Self:
         """Rows spread evenly; over as many partitions as Spark's shuffles have, by default."""
-        return self.with_step(spread.spread(self.schema, partitions), by_row=True)
+        return self.with_step(spread(self.schema, partitions), by_row=True)
 
     def partitionBy(self, *columns: str, partitions: int | None = None) -> Self:
         """Rows spread by the hash of some columns: those that are equal there meet in one partition."""
-        return self.with_step(spread.spread(self.schema, partitions, columns), by_row=True)
+        return self.with_step(spread(self.schema, partitions, columns), by_row=True)
 
     def broadcast(self, partitions: int | None = None) -> Self:
         """Every row in every partition. The rows of a batch have to fit into memory."""
-        return self.with_step(spread.broadcast(partitions), by_row=False)
+        return self.with_step(broadcast(partitions), by_row=False)

@@ -57,7 +57,6 @@ class Gate:
             return not self._inside
 
     def open(self) -> None:
-        """Let batches begin."""
         self._set(is_open=True)
 
     def close(self) -> None:

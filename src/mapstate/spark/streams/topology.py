@@ -1,12 +1,4 @@
-"""Several states of one stream, fed by one evaluation of each batch, which count its batches together.
-
-topology = Topology("site")
-visits = topology.newStream("visits", df)
-visits.groupBy("user_id").persistentAggregate(opaque(url, "visits_by_user"), visits=Count())
-errors = visits.transform(lambda rows: rows.where("status >= 500"))
-errors.groupBy("page").persistentAggregate(opaque(url, "errors_by_page"), errors=Count())
-query = topology.start(checkpointLocation=path)
-"""
+"""Several states of one stream, which are fed by one evaluation of each batch and count it together."""
 
 from __future__ import annotations
 

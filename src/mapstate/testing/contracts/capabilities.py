@@ -120,7 +120,6 @@ class Contract:
 
 
 def _tests(cls: type) -> Iterator[tuple[str, Any]]:
-    """The tests of the kit that a class inherits."""
     found: dict[str, Any] = {}
     for base in cls.__mro__:
         if base.__module__.startswith("mapstate.testing.contracts"):

@@ -84,7 +84,6 @@ class CountingQuery:
         return RunningAttempt(self._ledgers, answers[0], writer, records, self._kind)
 
     def attempt(self, batch_id: int) -> RunningAttempt:
-        """`begin` for a batch that does not count yet."""
         attempt = self.begin(batch_id)
         assert attempt is not None, f"batch {batch_id} counts already"
         return attempt
@@ -96,7 +95,6 @@ class CountingQuery:
         attempt.end()
 
     def run(self, batch_id: int, counts: Mapping[str, int]) -> None:
-        """Run a whole batch."""
         attempt = self.begin(batch_id)
         if attempt is not None:
             attempt.add(counts)
@@ -119,8 +117,6 @@ class RunningAttempt:
         self._new_keys = 0
 
     def add(self, counts: Mapping[str, int]) -> None:
-        """Read, add and write one chunk."""
-
         def add_all(bases: list[Any], partials: list[Any]) -> list[Any]:
             self._new_keys += bases.count(None)
             return [partial if base is None else base + partial for base, partial in zip(bases, partials, strict=True)]
@@ -128,7 +124,6 @@ class RunningAttempt:
         self._map.multi_combine(list(counts), list(counts.values()), add_all)
 
     def commit(self) -> None:
-        """Commit the batch: what was added counts."""
         self.end()
         skipped = isinstance(self._map, TransactionalMap) and self._map.skipped
         done = Commit(
