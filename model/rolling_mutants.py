@@ -119,9 +119,22 @@ class _MovesTheHorizonAtTheCommit(RollingProtocol):
         return max(ledger.horizon, self.due(ledger.watermark, definition))
 
 
-class _AVacuumFoldsByTheWatermark(RollingProtocol):
+class _AVacuumRemovesByTheWatermark(RollingProtocol):
     def vacuum_at(self, ledger: Ledger, definition: Definition) -> int:
         return max(ledger.horizon, self.due(ledger.watermark, definition))
+
+
+class _AVacuumRemovesAtOnce(RollingProtocol):
+    """Without a value for the key before. If it dies, the next one does not know that it has removed the key."""
+
+    removes_at_once = True
+
+
+class _AVacuumTellsNoNumber(RollingProtocol):
+    """The number of keys stays as it was."""
+
+    def held(self, ledger: Ledger, added: int) -> int:
+        return ledger.held
 
 
 class _TheHorizonOfTheRetention(RollingProtocol):
@@ -182,6 +195,8 @@ ROLLING_MUTANTS = tuple(
         ("keys expire by the clock", _ExpiresByTheClock, _BEHIND, "reads as"),
         ("a rollback takes the horizon back", _ARollbackTakesTheHorizonBack, _BACK, "reads as"),
         ("the horizon moves at the commit", _MovesTheHorizonAtTheCommit, _BACK, "no read as of the watermark"),
-        ("a vacuum folds by the watermark", _AVacuumFoldsByTheWatermark, _BACK, "reads as"),
+        ("a vacuum removes by the watermark", _AVacuumRemovesByTheWatermark, _BACK, "reads as"),
+        ("a vacuum removes idle keys at once", _AVacuumRemovesAtOnce, _BACK, "the ledger says"),
+        ("a vacuum tells no number of keys", _AVacuumTellsNoNumber, _BACK, "the ledger says"),
     )
 )

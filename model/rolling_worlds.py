@@ -59,7 +59,7 @@ ROLLING: tuple[Rolling, ...] = (
         most_strides=1,
         attempts=3,
         drivers=1,
-        vacuums=1,
+        vacuums=2,
         reads=1,
     ),
     Rolling(

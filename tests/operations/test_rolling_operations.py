@@ -27,6 +27,7 @@ from mapstate.operations.doctor import examine, recount, window_findings
 from mapstate.operations.drop import drop
 from mapstate.operations.export import export
 from mapstate.operations.vacuum import vacuum
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.stored_ledger import LEDGER_KEY, read_ledger
 from mapstate.serializers import RecordCodec, serializer
@@ -306,6 +307,167 @@ def test_a_vacuum_that_dies_changes_no_value(url, monkeypatch):
     check(url, state)
     assert vacuum(url, "s", take_over=True).rewritten == (2 if isinstance(state.store, FencedWrites) else 3)
     check(url, state)
+
+
+BOUNDED = ((10, 5), (100, 10))
+
+
+def with_an_idle_key(url: Any, **changes: Any) -> Rolled:
+    """Three keys, of which "a" has no row in any window that can be asked for any more: the horizon is 500."""
+    state = Rolled(url, windows=BOUNDED, **changes)
+    state.batch(("a", 3, 5), ("a", 8, 7), ("b", 12, 1))
+    state.batch(("b", 500, 2), ("c", 404, 9))
+    state.batch(("b", 503, 4))
+    return state
+
+
+def held(url: Any) -> int | None:
+    return read_ledger(resolve(url).open("s"), "s").keys_held()
+
+
+def stored_keys(url: Any) -> int:
+    """How many records there are, whatever counts of them."""
+    return sum(key != LEDGER_KEY for page in resolve(url).open("s").scan(100) for key in page)
+
+
+def check_without(url: Any, state: Rolled) -> None:
+    """The key that was idle is gone, and the others are right."""
+    with open_reader(url, "s") as reader:
+        for end in (503, 510, 590, 700):
+            right = [None, *(state.right(key, end) for key in "bc")]
+            assert reader.multi_get(list("abc"), at=end) == right, end
+        assert {key[0] for key, _ in reader.scan()} == {"b", "c"}
+
+
+def test_a_key_whose_windows_are_all_empty_is_gone_after_a_vacuum(url):
+    goes_idle(url)
+
+
+def test_an_idle_key_is_absent_where_the_store_has_no_fence():
+    cluster = Cluster()
+    try:
+        goes_idle(StandInBackend((("127.0.0.1", cluster.port),), NAMESPACE))
+    finally:
+        cluster.close()
+
+
+def goes_idle(url: Any) -> None:
+    """A key that is idle, vacuumed away, and comes again."""
+    state = with_an_idle_key(url)
+    fenced = isinstance(state.store, FencedWrites)
+    with open_reader(url, "s") as reader:
+        assert reader.get("a") == state.right("a", 503, live=True)  # zeros, for as long as the record is there
+    assert (held(url), stored_keys(url)) == (3, 3)
+    done = vacuum(url, "s")
+    assert (done.idle, done.dropped) == (1, 1 if fenced else 0)
+    assert (held(url), stored_keys(url)) == (2, 2 if fenced else 3)
+    check_without(url, state)
+    of_servers = ("persistence", "consistency")
+    assert [one for one in examine(url, "s") if one.severity != "ok" and not one.subject.endswith(of_servers)] == []
+    again = vacuum(url, "s")
+    assert (again.idle, held(url)) == (0, 2)
+    later = Rolled(url, windows=BOUNDED)
+    later.next, later.rows = 3, [row for row in state.rows if row[0] != "a"]
+    later.batch(("a", 520, 4))
+    assert held(url) == 3
+    with open_reader(url, "s") as reader:
+        for end in (520, 540, 700):
+            assert reader.multi_get(list("abc"), at=end) == [later.right(key, end) for key in "abc"]
+
+
+def test_a_key_stays_for_as_long_as_a_time_can_be_asked_for_at_which_it_has_a_row(url):
+    state = Rolled(url, windows=BOUNDED)
+    state.batch(("a", 100, 5), ("b", 120, 1))
+    state.batch(("b", 900, 2))  # the watermark is 900 from here on, and the horizon 120
+    assert vacuum(url, "s").idle == 0
+    with open_reader(url, "s") as reader:
+        for end in (120, 150, 195, 900):
+            assert reader.multi_get(list("ab"), at=end) == [state.right(key, end) for key in "ab"]
+    state = Rolled(url, windows=BOUNDED)
+    state.next = 2
+    state.batch(("b", 901, 2))
+    assert vacuum(url, "s").idle == 1
+
+
+def test_no_key_is_idle_where_there_is_a_lifetime(url):
+    state = Rolled(url)
+    state.batch(("a", 3, 5), ("b", 12, 1))
+    state.batch(("b", 5000, 2))
+    state.batch(("b", 5001, 2))
+    done = vacuum(url, "s")
+    assert (done.idle, done.dropped, held(url)) == (0, 0, 2)
+    with open_reader(url, "s") as reader:
+        assert reader.get("a", at=6000) == state.right("a", 6000)
+
+
+@pytest.mark.parametrize("step", ["before its commit", "after it"])
+def test_a_vacuum_of_idle_keys_that_dies_leaves_a_number_of_keys_that_is_right(url, step, monkeypatch):
+    state = with_an_idle_key(url)
+    before = {key: state.right(key, 503, live=True) for key in "abc"}
+
+    def dies(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    ledgers = "mapstate.operations.vacuum.Ledger"
+    with monkeypatch.context() as patched:
+        if step == "before its commit":
+            patched.setattr(f"{ledgers}.commit_vacuum", dies)
+        else:
+            real, calls = Ledger.begin_operator, []
+
+            def second(*args: Any, **options: Any) -> Any:
+                calls.append(1)
+                return dies() if len(calls) > 1 else real(*args, **options)
+
+            patched.setattr(f"{ledgers}.begin_operator", second)
+        with pytest.raises(KeyboardInterrupt):
+            vacuum(url, "s")
+    if step == "before its commit":
+        assert held(url) == 3
+        with open_reader(url, "s") as reader:
+            assert {key: reader.get(key) for key in "abc"} == before
+    else:
+        assert held(url) == 2
+        check_without(url, state)
+    later = Rolled(url, windows=BOUNDED)
+    later.next, later.rows = 3, state.rows
+    later.batch(("c", 504, 6))  # fences the vacuum
+    assert held(url) == (3 if step == "before its commit" else 2)
+    done = vacuum(url, "s")
+    assert (done.idle, held(url)) == (1 if step == "before its commit" else 0, 2)
+    assert stored_keys(url) == (2 if isinstance(state.store, FencedWrites) else 3)
+    check_without(url, later)
+
+
+def test_a_batch_that_begins_between_both_attempts_of_a_vacuum_fences_only_the_second(url, monkeypatch):
+    if url.startswith("memory"):
+        pytest.skip("a store of one process")
+    state = with_an_idle_key(url)
+    commit, later = Ledger.commit_vacuum, Rolled(url, windows=BOUNDED)
+    later.next, later.rows = 3, state.rows
+
+    def then_a_batch(self: Any, *args: Any, **options: Any) -> None:
+        commit(self, *args, **options)
+        later.attempt(("c", 504, 6))
+
+    with monkeypatch.context() as patched:
+        patched.setattr("mapstate.operations.vacuum.Ledger.commit_vacuum", then_a_batch)
+        assert vacuum(url, "s").idle == 1
+    check_without(url, state)
+    assert held(url) == 2
+    assert vacuum(url, "s", take_over=True).idle == 0
+    assert held(url) == 2
+    check_without(url, state)
+
+
+@pytest.mark.redis
+def test_a_vacuum_of_idle_keys_covers_up_no_lost_record(redis_url, redis_server, caplog):
+    with_an_idle_key(redis_url)
+    with redis_server.client() as client:
+        assert client.delete(f"{resolve(redis_url).prefix}s:c") == 1
+    assert vacuum(redis_url, "s").idle == 1
+    assert held(redis_url) == 2
+    assert "found 1 keys, and the ledger says 2" in caplog.text
 
 
 def test_keys_are_counted(url):

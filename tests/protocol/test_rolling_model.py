@@ -59,6 +59,7 @@ def test_everything_that_is_modelled_happens_somewhere():
         "commits batch 2",
         "the last batch is rolled back",
         "by taking over",
+        "the vacuum gives no value to key",
         "the vacuum removes key",
         "the vacuum has nothing for key",
         "the vacuum ends",

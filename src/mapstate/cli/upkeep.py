@@ -66,7 +66,8 @@ def vacuum(
 
 
 def _vacuumed(done: Vacuumed) -> str:
-    return f"{done.scanned} records scanned, {done.rewritten} rewritten, {done.dropped} dropped"
+    idle = f", {done.idle} idle keys removed" if done.idle else ""
+    return f"{done.scanned} records scanned, {done.rewritten} rewritten, {done.dropped} dropped{idle}"
 
 
 def recount(out: AskingOutput, *, url: Url = None, state: State) -> None:

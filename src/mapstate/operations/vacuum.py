@@ -4,6 +4,9 @@ An operator runs it from any process, between two batches of the stream. It read
 rewritten, it begins no attempt and uses no txid. Else it is an attempt like any other, with a txid of its own and
 through the fence. No reader sees a value change at any moment.
 
+A key of rolling windows whose rows are older than all of them goes in two attempts, so that its number of keys is right
+whenever the vacuum dies: the first one gives it no value, the second one removes the record, as any without a value.
+
 A store that filters each record, instead of having a fence, may still take a late write. There the vacuum rewrites
 every record, keeps tombstones, and lifts the floor to its txid. It also writes every record of a state whose ttl was
 ended: without one.
@@ -31,6 +34,7 @@ from mapstate.protocol.ledger_record import LedgerRecord, OperatorKind
 from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
 from mapstate.protocol.upkeep import begin_operator, check_may_begin
+from mapstate.serializers.tiles import tiles_of
 
 _log = logging.getLogger("mapstate")
 
@@ -44,6 +48,7 @@ class Vacuumed(NamedTuple):
     ``txid``             of the vacuum's attempt; None if no record had to be rewritten
     ``unreadable``       keys that hold no record of this state; they are left as they are
     ``unreadable_keys``  the first ten of them
+    ``idle``       keys that were removed because all of their rolling windows are empty
     """
 
     scanned: int
@@ -52,6 +57,7 @@ class Vacuumed(NamedTuple):
     txid: int | None
     unreadable: int = 0
     unreadable_keys: tuple[str, ...] = ()
+    idle: int = 0
 
 
 def vacuum(
@@ -64,6 +70,9 @@ def vacuum(
     on_page: Callable[[Vacuumed], None] | None = None,
 ) -> Vacuumed:
     """Clean up an opaque state, and return the counts.
+
+    It also removes the keys of rolling windows that are all empty, whatever time is asked for. Where there is a
+    lifetime there are none.
 
     A batch that begins meanwhile fences the vacuum without harm: run it again. After a crash, the next batch or a
     vacuum with ``take_over`` leaves the interrupted one behind. The vacuum reads every record, with 8 bytes of memory
@@ -122,9 +131,16 @@ def vacuum(
         done, held, unreadable = cleaned
         if not fenced and not unreadable.is_all_listed:  # a record that came meanwhile; see above
             raise unreadable.error()
-        ledger.commit_vacuum(attempt.txid, fenced=fenced, held=held)
-        _say_missing(record, held)
+        ledger.commit_vacuum(attempt.txid, fenced=fenced, held=held, removed=done.idle)
+        _say_missing(ledger.record, held)
+    if not done.idle:
         return done
+    try:
+        last = vacuum(backend_or_url, state, page_size=page_size, beside=beside, on_page=on_page)
+    except (UsageError, FencedError) as error:  # a batch has begun meanwhile
+        _log.info("state %s: the records of %d idle keys go with the next vacuum: %s", state, done.idle, error)
+        return done
+    return last._replace(rewritten=done.rewritten + last.rewritten, idle=done.idle + last.idle)
 
 
 def check_able(store: Any, state: str, kind: OperatorKind) -> None:
@@ -177,12 +193,13 @@ def _cleaned(
     for page, records, scanned in all_records(
         pages, source.multi_get, ledger.fields if ledger.rolling is None else None, loads, unreadable
     ):
-        keys, values, present = _due(page, records, ledger.view(), txid, everything=everything, codec=codec)
+        keys, values, idle, present = _due(page, records, ledger.view(), txid, everything=everything, codec=codec)
         if keys and writer is None:
             return None
         held.update(present)
         if keys:
-            written = codec.dumps(keys, [(txid, value, value) for value in values])
+            after = [None if key in idle else value for key, value in zip(keys, values, strict=True)]
+            written = codec.dumps(keys, [(txid, *both) for both in zip(after, values, strict=True)])
             if isinstance(writer, Rewrites) and ledger.ttl != 0:  # else a record without a value stays as a tombstone
                 gone = [value is None and not everything for value in values]
                 writer.multi_rewrite(
@@ -191,7 +208,12 @@ def _cleaned(
             else:
                 writer.multi_put(keys, written)
         dropped = 0 if everything else sum(value is None for value in values)
-        done = Vacuumed(done.scanned + scanned, done.rewritten + len(keys) - dropped, done.dropped + dropped, done.txid)
+        done = done._replace(
+            scanned=done.scanned + scanned,
+            rewritten=done.rewritten + len(keys) - len(idle) - dropped,
+            dropped=done.dropped + dropped,
+            idle=done.idle + len(idle),
+        )
         if on_page is not None:
             on_page(done)
     done = done._replace(unreadable=unreadable.count, unreadable_keys=tuple(unreadable.keys))
@@ -216,8 +238,8 @@ def check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, str
 
 def _due(
     page: list[StoreKey], records: list[Any], view: CommitView, txid: int, *, everything: bool, codec: CodecWithIndex
-) -> tuple[list[StoreKey], list[Any], list[StoreKey]]:
-    """The keys to write, their values by the one rule, and the keys that have a value.
+) -> tuple[list[StoreKey], list[Any], set[StoreKey], list[StoreKey]]:
+    """The keys to write, their values by the one rule, those of them that get no value, and the keys that have one.
 
     A record that counts and has a value stays, unless ``everything`` is to be written. The vacuum's own records stay.
     """
@@ -230,12 +252,32 @@ def _due(
             txid=txid,
         ) from error
     values = without_gone(codec.ledger, codec.ledger.last_windows(), page, values)
+    idle = _idle(codec.ledger, page, values)
     due = [
         (key, value)
         for key, record, value in zip(page, records, values, strict=True)
-        if record is not None and record[0] != txid and (everything or value is None or record[0] not in view)
+        if record is not None and record[0] != txid
+        if everything or value is None or record[0] not in view or key in idle
         if not is_of_log(key)  # which is of one txid for as long as it is kept
     ]
     due += [(key, None) for key in page if is_of_log(key) and is_removable(codec.ledger, key)]
-    present = [key for key, value in zip(page, values, strict=True) if value is not None and not is_index_key(key)]
-    return [key for key, _ in due], [value for _, value in due], present
+    present = [
+        key
+        for key, value in zip(page, values, strict=True)
+        if value is not None and key not in idle and not is_index_key(key)
+    ]
+    return [key for key, _ in due], [value for _, value in due], idle, present
+
+
+def _idle(ledger: LedgerRecord, page: list[StoreKey], values: list[Any]) -> set[StoreKey]:
+    """The keys whose rows are older than all rolling windows that can still be asked for."""
+    kept = ledger.rolling
+    if kept is None or kept.definition.has_lifetime:
+        return set()
+    tiling = kept.tiling
+    return {
+        key
+        for key, value in zip(page, values, strict=True)
+        if value is not None and not is_index_key(key)
+        if tiling.tiles(tiles_of(value).starts[-1:]) in ([], [None])
+    }

@@ -45,10 +45,13 @@ class Ledger(HeldLedger):
         self.after_begin(attempts[-1])
         return attempts[-1]
 
-    def commit_vacuum(self, txid: int, *, fenced: bool = True, held: int | None = None) -> None:
+    def commit_vacuum(self, txid: int, *, fenced: bool = True, held: int | None = None, removed: int = 0) -> None:
         """See `upkeep.commit_vacuum`. Raises StoreRestartedError if the store restarted since `begin_operator`."""
         self.close_fences()
-        self._change(lambda before: upkeep.commit_vacuum(before, txid, fenced=fenced, held=held), same_incarnation=True)
+        self._change(
+            lambda before: upkeep.commit_vacuum(before, txid, fenced=fenced, held=held, removed=removed),
+            same_incarnation=True,
+        )
 
     def commit_forget(
         self, txid: int, *, operations: int, held: int | None = None, log: PaneChange | None = None

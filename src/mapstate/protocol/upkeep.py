@@ -159,7 +159,9 @@ def forget_dead(ledger: LedgerRecord, seen: LedgerRecord, held: int | None = Non
     return msgspec.structs.replace(counted, dead=()) if counted.dead else counted
 
 
-def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held: int | None = None) -> LedgerRecord:
+def commit_vacuum(
+    ledger: LedgerRecord, txid: int, *, fenced: bool = True, held: int | None = None, removed: int = 0
+) -> LedgerRecord:
     """Commit a vacuum: forget the dead txids and a ttl that was ended, and keep the last batch. Raises FencedError.
 
     Args:
@@ -169,10 +171,13 @@ def commit_vacuum(ledger: LedgerRecord, txid: int, *, fenced: bool = True, held:
             hides what a late writer of a forgotten attempt may still put.
         held: The number of keys found. It becomes the ledger's only if that is unknown: a lower number means lost
             records, which a vacuum must not cover up.
+        removed: How many keys it has given no value, because their rolling windows are empty.
 
     """
 
     def done(after: LedgerRecord) -> LedgerRecord:
+        before = after.keys_held()
+        after = after.with_keys_held(None if before is None else before - removed) if removed else after
         if after.ttl == 0 and held is not None:  # the vacuum has written all records, and none expires any more
             after = msgspec.structs.replace(after.with_keys_held(None), has_had_ttl=False, ttl=None)
         return msgspec.structs.replace(_with_found_keys(after, held), dead=(), floor=ledger.floor if fenced else txid)
