@@ -1,4 +1,4 @@
-"""The types of key columns other than text, and how their values become the text of a key."""
+"""The types of key columns other than text, and how their values become the text of a key; texts with an escape."""
 
 from __future__ import annotations
 
@@ -17,6 +17,10 @@ _DECIMAL = re.compile(r"decimal\(\d{1,2},(\d{1,2})\)")
 _UTC = dt.UTC
 _EXACT = Context(prec=80)
 _FLOAT = struct.Struct("f")
+_ESCAPES = {"\\": "\\\\", "|": "\\|", "\0": "\\0", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_UNESCAPES = {text[1]: char for char, text in _ESCAPES.items()}
+SPECIAL = re.compile(r"[\\|\x00-\x1f\x7f-\x9f]")
+_ESCAPED = re.compile(r"\\(x[0-9a-f]{2}|.)", re.DOTALL)
 
 
 class KeyType(NamedTuple):
@@ -173,3 +177,43 @@ def key_type(field: KeyField) -> KeyType:
             type=field.type,
         )
     return kind
+
+
+def split_key(text: str) -> list[str]:
+    """Split at each ``|`` that is not escaped."""
+    if "\\" not in text:
+        return text.split("|")
+    parts, start, at = [], 0, 0
+    while at < len(text):
+        if text[at] == "\\":
+            at += 1
+        elif text[at] == "|":
+            parts.append(text[start:at])
+            start = at + 1
+        at += 1
+    parts.append(text[start:])
+    return parts
+
+
+def values_of(kind: KeyType, column: Sequence[str]) -> Sequence[Any]:
+    """The values of texts without an escape. All keys of a window have one time, which is made once."""
+    if kind.from_text is unescaped:
+        return column
+    values = {text: kind.from_text(text) for text in set(column)}
+    return [values[text] for text in column]
+
+
+def escape(match: re.Match[str]) -> str:
+    char = match.group()
+    return _ESCAPES.get(char) or f"\\x{ord(char):02x}"
+
+
+def _unescape(match: re.Match[str]) -> str:
+    code = match.group(1)
+    return chr(int(code[1:], 16)) if len(code) > 1 else _UNESCAPES[code]
+
+
+def unescaped(text: str) -> str:
+    if "\\" not in text:
+        return text
+    return "" if text == "\\E" else _ESCAPED.sub(_unescape, text)

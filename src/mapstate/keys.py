@@ -16,13 +16,22 @@ machine, has no control characters, and is never empty.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Sequence
 from operator import itemgetter
 from typing import Any
 
 from mapstate.errors import KeyEncodingError, cut, shown
-from mapstate.key_types import INTEGER, NATIVE_INTEGER, KeyType, key_type
+from mapstate.key_types import (
+    INTEGER,
+    NATIVE_INTEGER,
+    SPECIAL,
+    KeyType,
+    escape,
+    key_type,
+    split_key,
+    unescaped,
+    values_of,
+)
 from mapstate.schema import KeyField
 
 Key = tuple[Any, ...]
@@ -33,11 +42,6 @@ GLOBAL_KEY: Key = ()
 
 INDEX = "\\P|"
 """With what the keys of a pane index begin, and no key of a state does. See `mapstate.maps.pane_index`."""
-
-_ESCAPES = {"\\": "\\\\", "|": "\\|", "\0": "\\0", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_UNESCAPES = {text[1]: char for char, text in _ESCAPES.items()}
-_SPECIAL = re.compile(r"[\\|\x00-\x1f\x7f-\x9f]")
-_ESCAPED = re.compile(r"\\(x[0-9a-f]{2}|.)", re.DOTALL)
 
 
 def contains_none(items: Collection[object]) -> bool:
@@ -95,7 +99,7 @@ class KeyCodec:
 
     def parts_of(self, text: StoreKey) -> list[str]:
         """The text of each key column, of a text that may be no key of this schema."""
-        return _split(str(text)) if len(self.fields) != 1 else [str(text)]
+        return split_key(str(text)) if len(self.fields) != 1 else [str(text)]
 
     def encode_columns(self, columns: Sequence[Sequence[Any]], rows: int) -> list[Any]:
         """The texts of ``rows`` keys, from their columns. Tasks call it once per chunk."""
@@ -130,7 +134,7 @@ class KeyCodec:
             if text == "\\G":
                 return GLOBAL_KEY
             raise self._no_key(text)
-        parts = _split(text) if len(self.fields) > 1 else [text]
+        parts = split_key(text) if len(self.fields) > 1 else [text]
         if len(parts) != len(self.fields):
             raise self._no_key(text)
         try:
@@ -146,7 +150,7 @@ class KeyCodec:
         try:
             if width and "\\" not in "".join(texts):
                 columns = [texts] if width == 1 else zip(*(text.split("|") for text in texts), strict=True)
-                values = [_from_texts(kind, column) for kind, column in zip(self._types, columns, strict=True)]
+                values = [values_of(kind, column) for kind, column in zip(self._types, columns, strict=True)]
                 return list(zip(*values, strict=True))
         except (TypeError, ValueError, ArithmeticError, KeyError):
             pass  # an integer, or one of them is no key: said below
@@ -168,29 +172,6 @@ def _around_nulls(column: Sequence[Any], to_text: Callable[[Sequence[Any]], list
     return [(value, "" if value is None else next(texts)) for value in column]
 
 
-def _split(text: str) -> list[str]:
-    if "\\" not in text:
-        return text.split("|")
-    parts, start, at = [], 0, 0
-    while at < len(text):
-        if text[at] == "\\":
-            at += 1
-        elif text[at] == "|":
-            parts.append(text[start:at])
-            start = at + 1
-        at += 1
-    parts.append(text[start:])
-    return parts
-
-
-def _from_texts(kind: KeyType, column: Sequence[str]) -> Sequence[Any]:
-    """The values of texts without an escape. All keys of a window have one time, which is made once."""
-    if kind.from_text is _string:
-        return column
-    values = {text: kind.from_text(text) for text in set(column)}
-    return [values[text] for text in column]
-
-
 def _strings(column: Sequence[Any]) -> list[str]:
     try:
         joined = "".join(column)
@@ -201,25 +182,9 @@ def _strings(column: Sequence[Any]) -> list[str]:
         joined.encode()  # raises for text that cannot be UTF-8
     # isprintable is faster than the pattern, and false for all its characters but "|" and the backslash
     plain = joined.isprintable() and "|" not in joined and "\\" not in joined
-    if (plain or not _SPECIAL.search(joined)) and all(column):
+    if (plain or not SPECIAL.search(joined)) and all(column):
         return column if type(column) is list else list(column)
-    return [_SPECIAL.sub(_escape, value) if value else "\\E" for value in column]
+    return [SPECIAL.sub(escape, value) if value else "\\E" for value in column]
 
 
-def _escape(match: re.Match[str]) -> str:
-    char = match.group()
-    return _ESCAPES.get(char) or f"\\x{ord(char):02x}"
-
-
-def _unescape(match: re.Match[str]) -> str:
-    code = match.group(1)
-    return chr(int(code[1:], 16)) if len(code) > 1 else _UNESCAPES[code]
-
-
-def _string(text: str) -> str:
-    if "\\" not in text:
-        return text
-    return "" if text == "\\E" else _ESCAPED.sub(_unescape, text)
-
-
-TEXT = KeyType(_strings, _string)
+TEXT = KeyType(_strings, unescaped)

@@ -29,7 +29,8 @@ from mapstate.errors import (
     TooLargeError,
     ValueOverflowError,
 )
-from mapstate.keys import _SPECIAL, KeyCodec, _escape
+from mapstate.key_types import SPECIAL, escape
+from mapstate.keys import KeyCodec
 from mapstate.protocol.records import CommitView
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
@@ -114,7 +115,7 @@ def test_a_key_above_the_limit_is_refused_whatever_it_is_made_of(key):
 @given(st.lists(texts, max_size=8))
 def test_key_texts_are_escaped_where_the_pattern_says_so(column):
     assert KeyCodec([KeyField("k", "string")]).encode_columns([column], len(column)) == [
-        _SPECIAL.sub(_escape, text) if text else "\\E" for text in column
+        SPECIAL.sub(escape, text) if text else "\\E" for text in column
     ]
 
 

@@ -19,6 +19,7 @@ from mapstate.protocol.ledger_record import (
     Commit,
     InFlight,
     LedgerRecord,
+    PlanDigest,
     format_of,
     last_own,
     may_be_equal,
@@ -80,6 +81,7 @@ def begin(
 
     """
     check_session(ledger, session)
+    digest = None if plan is None else plan.digest()
     if ledger.seed is not None:
         raise missing_batches(ledger, batch_id, 0, accept=False) if batch_id else being_seeded(ledger)
     if batch_id < ledger.owners[ledger.owner] and is_replanned(ledger, batch_id, plan):
@@ -104,7 +106,7 @@ def begin(
         if on_gap != "accept":
             if batch_id > due:
                 raise missing_batches(ledger, batch_id, due)
-            check_follows(ledger, batch_id, plan)
+            check_follows(ledger, batch_id, plan, digest)
         txid, next_txid = ledger.next_txid, ledger.next_txid + 1
     view = ledger.view()
     after = msgspec.structs.replace(
@@ -116,7 +118,7 @@ def begin(
             batch_id=batch_id,
             nonce=nonce,
             at=at,
-            plan=None if plan is None else plan.digest(),
+            plan=digest,
         ),
         windows=None if ledger.windows is None else ledger.windows.begun(ledger.last_windows()),
         changes=None if ledger.changes is None else ledger.changes.begun(ledger.last_txid),
@@ -203,12 +205,12 @@ def check_in_flight(ledger: LedgerRecord, txid: int) -> InFlight:
     return attempt
 
 
-def check_follows(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None) -> None:
+def check_follows(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None, digest: PlanDigest | None) -> None:
     """Refuse a batch that does not start where the state's last batch ended."""
     last = last_own(ledger)
-    if plan is None or last is None or last.batch_id != batch_id - 1:
+    if plan is None or digest is None or last is None or last.batch_id != batch_id - 1:
         return
-    known, present = plan_of(last, ledger.previous), plan.digest()
-    if known is None or (known.end == present.start and may_be_equal(known.fingerprint, present.previous)):
+    known = plan_of(last, ledger.previous)
+    if known is None or (known.end == digest.start and may_be_equal(known.fingerprint, digest.previous)):
         return
     raise batch_elsewhere(ledger, last, batch_id, plan.offsets)

@@ -89,6 +89,10 @@ class Server:
         own = conn or self.retrying(self.take)
         return self.retrying(lambda: self.finish(own, commands, replies), retries=0)
 
+    def transact(self, changes: Sequence[tuple[bytes, ...]], conn: Any = None) -> Any:
+        """The reply to EXEC, as `tell`. ``changes`` are commands of a few words."""
+        return self.tell(MULTI + commands(*changes) + EXEC, len(changes) + 2, conn)[-1]
+
     def retrying(self, request: Callable[[], T], retries: int | None = None) -> T:
         """Return what ``request`` returns; retry where the error may pass by itself."""
         began = time.monotonic()

@@ -138,8 +138,7 @@ class RedisStore:
             if count == 1 or found != one.record
             for change in one.store._changes(one.record, one.fence, is_new=found is None)
         ]
-        done = server.tell(MULTI + commands(*changes) + EXEC, len(changes) + 2, conn)[-1]
-        return None if done is None else [(one.record, incarnation) for one in swaps]
+        return None if server.transact(changes, conn) is None else [(one.record, incarnation) for one in swaps]
 
     def _changes(self, record: bytes, fence: FenceToken, *, is_new: bool) -> list[tuple[bytes, ...]]:
         """Commands for a transaction."""
@@ -192,8 +191,7 @@ class RedisStore:
     def keep_report(self, report: bytes, most: int) -> None:
         """See `Reports.keep_report`: one transaction."""
         kept = b"%d" % (most - 1)
-        push = commands((b"LPUSH", self._reports, report), (b"LTRIM", self._reports, b"0", kept))
-        self._server.tell(MULTI + push + EXEC, 4)
+        self._server.transact([(b"LPUSH", self._reports, report), (b"LTRIM", self._reports, b"0", kept)])
 
     def reports(self) -> list[bytes]:
         found: list[bytes] = self._server.ask(command(b"LRANGE", self._reports, b"0", b"-1"), 1)[0]
