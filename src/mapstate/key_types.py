@@ -204,6 +204,7 @@ def values_of(kind: KeyType, column: Sequence[str]) -> Sequence[Any]:
 
 
 def escape(match: re.Match[str]) -> str:
+    """What `SPECIAL` finds, as it stands in a key."""
     char = match.group()
     return _ESCAPES.get(char) or f"\\x{ord(char):02x}"
 
@@ -214,6 +215,7 @@ def _unescape(match: re.Match[str]) -> str:
 
 
 def unescaped(text: str) -> str:
+    """The value of a text key."""
     if "\\" not in text:
         return text
     return "" if text == "\\E" else _ESCAPED.sub(_unescape, text)

@@ -24,7 +24,7 @@ from mapstate.operations.adopt import adopt
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.serializers.value_types import check_plain
-from mapstate.spark.executor.arrow import arrow_to_python
+from mapstate.spark.executor.task import arrow_to_python
 
 LONG = "secret" * 50_000
 NOT_TEXT = LONG + "\ud800"

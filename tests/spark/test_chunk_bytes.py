@@ -17,8 +17,7 @@ from mapstate.maps.serialized import Room
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
-from mapstate.spark.executor.arrow import slices
-from mapstate.spark.executor.task import BatchTask
+from mapstate.spark.executor.task import BatchTask, slices
 
 KEYS = 2000
 LARGE = 10_000

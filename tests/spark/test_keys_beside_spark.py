@@ -21,7 +21,7 @@ from mapstate.errors import ConfigurationError, DataError, DuplicateNameError, K
 from mapstate.protocol.stored_ledger import LEDGER_KEY
 from mapstate.spark import stateQuery
 from mapstate.spark.driver import state as driver_state
-from mapstate.spark.executor.arrow import arrow_schema, arrow_to_python
+from mapstate.spark.executor.task import arrow_schema, arrow_to_python
 
 pytestmark = pytest.mark.spark
 

@@ -16,7 +16,7 @@ from mapstate.backends import check_state_name
 from mapstate.drpc import PORT
 from mapstate.errors import ConfigurationError, UsageError, check_range, cut, missing_driver
 from mapstate.spark.driver.access import access_of
-from mapstate.spark.executor.arrow import arrow_schema
+from mapstate.spark.executor.task import arrow_schema
 from mapstate.spark.streams.stream import Stream, newStream
 from mapstate.values import plain
 

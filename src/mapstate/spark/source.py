@@ -35,7 +35,7 @@ from mapstate.reader.forms import JsonKeys, time_asked
 from mapstate.reader.rolling import At, End, end_of, end_time, shown_fields
 from mapstate.reader.tables import Columns, types_of
 from mapstate.serializers import serializer
-from mapstate.spark.executor.arrow import arrow_schema
+from mapstate.spark.executor.task import arrow_schema
 from mapstate.values import column_type
 
 if TYPE_CHECKING:

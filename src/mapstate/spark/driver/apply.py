@@ -19,8 +19,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.schema import KeyField, KeyOrder
 from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once
-from mapstate.spark.executor.arrow import REPORT_COLUMN, TaskReport, reports_of
-from mapstate.spark.executor.task import BatchTask
+from mapstate.spark.executor.task import REPORT_COLUMN, BatchTask, TaskReport, reports_of
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame

@@ -23,7 +23,7 @@ from mapstate.spark.driver.apply import AttemptResult, Grouping
 from mapstate.spark.driver.job import Branch, Windows
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.driver.window_rows import beside_of
-from mapstate.spark.executor.arrow import TaskReport
+from mapstate.spark.executor.task import TaskReport
 from mapstate.spark.executor.window_task import WindowReport
 
 _log = logging.getLogger("mapstate")

@@ -17,7 +17,7 @@ from mapstate.protocol.stored_ledger import record_pages
 from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.driver.access import configured
-from mapstate.spark.executor.arrow import REPORT_COLUMN, arrow_schema
+from mapstate.spark.executor.task import REPORT_COLUMN, arrow_schema
 from mapstate.spec import StateSpec
 from mapstate.values import column_type
 

@@ -12,8 +12,7 @@ from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.apply import AttemptResult, Grouping
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once
 from mapstate.spark.driver.new_values import new_values_frame
-from mapstate.spark.executor.arrow import REPORT_COLUMN, reports_of
-from mapstate.spark.executor.task import BatchTask
+from mapstate.spark.executor.task import REPORT_COLUMN, BatchTask, reports_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

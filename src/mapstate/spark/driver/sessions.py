@@ -14,8 +14,8 @@ from mapstate.protocol.ledger_record import Attempt, LedgerRecord
 from mapstate.protocol.sessions import last_panes, pane_to_settle
 from mapstate.protocol.windows import Named, PaneChange, WindowCommit
 from mapstate.spark.driver.windows import WindowedState
-from mapstate.spark.executor.arrow import TaskReport
 from mapstate.spark.executor.session_task import FiredSessionTask, SessionRows, SettleTask
+from mapstate.spark.executor.task import TaskReport
 from mapstate.spark.executor.window_task import FiredTask, JoinTask, Reads
 
 if TYPE_CHECKING:

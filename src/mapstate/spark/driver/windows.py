@@ -34,7 +34,7 @@ from mapstate.spark.driver.frames import ONE_DRAW, SentRows
 from mapstate.spark.driver.job import Branch, Follower, Job
 from mapstate.spark.driver.new_values import arrow_frame, shown_types
 from mapstate.spark.driver.window_rows import ANY_TIME, with_panes
-from mapstate.spark.executor.arrow import TaskReport, arrow_schema
+from mapstate.spark.executor.task import TaskReport, arrow_schema
 from mapstate.spark.executor.window_task import (
     PACKED,
     PACKED_ORDER,

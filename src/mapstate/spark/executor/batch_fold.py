@@ -13,7 +13,7 @@ from mapstate.aggregators import Aggregator, CombinerAggregator, Count, Fields, 
 from mapstate.aggregators.folding import Folding
 from mapstate.errors import UsageError
 from mapstate.schema import Field
-from mapstate.spark.executor.arrow import arrow_to_python, columns_to_python
+from mapstate.spark.executor.task import arrow_to_python, columns_to_python
 from mapstate.spark.interfaces import BatchAggregator, Collector
 from mapstate.values import in_column
 

@@ -16,8 +16,8 @@ from mapstate.errors import StateNotFoundError, UsageError
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.reader import Consistency, StateReader
 from mapstate.reader.aliased import version_of
-from mapstate.spark.executor.arrow import columns_to_python, partition_id, slices
 from mapstate.spark.executor.error_text import each_with_errors_as_text
+from mapstate.spark.executor.task import columns_to_python, partition_id, slices
 from mapstate.spark.interfaces import Collector, MapGet, QueryFunction, StateFactory, TupleCollectionGet
 from mapstate.spec import CHUNK_SIZE, StateSpec
 from mapstate.values import in_column

@@ -15,8 +15,7 @@ from mapstate.keys import StoreKey
 from mapstate.maps import MapState
 from mapstate.maps.serialized import Room
 from mapstate.serializers.tiles import Tiles
-from mapstate.spark.executor.arrow import columns_to_python, slices
-from mapstate.spark.executor.task import Chunk
+from mapstate.spark.executor.task import Chunk, columns_to_python, slices
 from mapstate.spark.executor.window_task import TimedTask, WindowReport
 
 _ROWS = 10_000

@@ -20,10 +20,10 @@ from mapstate.reader.committed import CommittedReads
 from mapstate.reader.rolling import Asked, RollingFields
 from mapstate.serializers import serializer
 from mapstate.serializers.tiles import Tiles
-from mapstate.spark.executor.arrow import arrow_to_python
 from mapstate.spark.executor.batch_fold import same_key
 from mapstate.spark.executor.error_text import each_with_errors_as_text
 from mapstate.spark.executor.query_task import AskedState
+from mapstate.spark.executor.task import arrow_to_python
 from mapstate.spark.interfaces import MapGet
 from mapstate.spec import StateSpec
 

@@ -12,7 +12,8 @@ import pyarrow as pa
 from mapstate.capabilities import close_if_possible
 from mapstate.errors import MapStateError, UpdaterError, cut
 from mapstate.maps.serialized import CHUNK_BYTES
-from mapstate.spark.executor.arrow import (
+from mapstate.spark.executor.error_text import SentError
+from mapstate.spark.executor.task import (
     REPORT_COLUMN,
     TaskReport,
     arrow_schema,
@@ -21,7 +22,6 @@ from mapstate.spark.executor.arrow import (
     report_line,
     slices,
 )
-from mapstate.spark.executor.error_text import SentError
 from mapstate.spark.interfaces import Collector, StateFactory, StateUpdater
 
 if TYPE_CHECKING:

@@ -38,9 +38,8 @@ from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import NEVER
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.spark.executor.arrow import TaskReport, arrow_schema
 from mapstate.spark.executor.error_text import each_with_errors_as_text
-from mapstate.spark.executor.task import BatchTask
+from mapstate.spark.executor.task import BatchTask, TaskReport, arrow_schema
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:

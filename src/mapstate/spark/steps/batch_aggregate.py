@@ -11,8 +11,8 @@ from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, DuplicateNameError, check_range
 from mapstate.schema import Field
 from mapstate.spark.driver.job import Step
-from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.batch_fold import MARK, FinishTask, FoldTask
+from mapstate.spark.executor.task import arrow_schema
 from mapstate.spark.interfaces import BatchAggregator, ensure_picklable
 from mapstate.spark.steps.columns import column_names
 from mapstate.values import column_type

@@ -21,8 +21,8 @@ from mapstate.reader.tables import types_of
 from mapstate.schema import KeyField
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.job import Job, Step
-from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.query_task import NOW, AskedState, QueryTask
+from mapstate.spark.executor.task import arrow_schema
 from mapstate.spark.interfaces import (
     MapGet,
     QueryFunction,

@@ -23,8 +23,8 @@ from mapstate.reader.tables import types_of
 from mapstate.reader.times import clamped
 from mapstate.schema import Field, TimeType
 from mapstate.spark.driver.new_values import INSIDE
-from mapstate.spark.executor.arrow import arrow_schema
 from mapstate.spark.executor.query_task import QueryTask
+from mapstate.spark.executor.task import arrow_schema
 from mapstate.spark.executor.training_task import AsOf, HistoryTask, PlannedState
 from mapstate.spark.interfaces import ensure_picklable
 from mapstate.spark.steps.batch_aggregate import Links

@@ -13,7 +13,7 @@ from mapstate.errors import ConfigurationError, IncompleteBatchError, check_rang
 from mapstate.spark.driver.access import configured
 from mapstate.spark.driver.frames import computed_once, through
 from mapstate.spark.driver.job import AfterCommit, Downstream, Follower, Step
-from mapstate.spark.executor.arrow import REPORT_COLUMN, TaskReport, reports_of
+from mapstate.spark.executor.task import REPORT_COLUMN, TaskReport, reports_of
 from mapstate.spark.executor.update_task import UpdateTask
 from mapstate.spark.interfaces import StateFactory, StateUpdater, ensure_picklable
 from mapstate.spark.steps.columns import check_unique, column_names, empty_frame
