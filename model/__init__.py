@@ -7,6 +7,7 @@
     Replans, ...    checkpoints that are copied and put back                 `replans`
     Following, ...  a state with a change log, and who follows it            `following`
     Forgetting, ... a key that operators make a state forget                 `forgetting`
+    Correcting, ... a past that operators correct                            `correcting`
     Swapping, ...   an alias that operators swap between two versions       `swapping`
     Parts, ...      functions that give a batch in parts                     `parts`
     Rolling, ...    rolling windows, whose values are tiles                  `rolling`, `rolling_tiles`
@@ -16,6 +17,7 @@
 ``python -m model`` runs all of it. docs/model.md says what is modelled and what is not.
 """
 
+from model.correcting import Correcting
 from model.explore import Explored, explore, walk
 from model.following import Following
 from model.forgetting import Forgetting
@@ -33,6 +35,7 @@ __all__ = [
     "MUTANTS",
     "SMALL",
     "WIDE",
+    "Correcting",
     "Explored",
     "Following",
     "Forgetting",

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from model.correcting import Correcting, CorrectingProtocol, CorrectingSteps
 from model.following import Following, FollowingProtocol, FollowingSteps
 from model.forgetting import Forgetting, ForgettingProtocol, ForgettingSteps
 from model.parts import Parts, PartsProtocol, PartsSteps
@@ -24,7 +25,7 @@ from model.world import Label, ViolationError, World
 
 __all__ = ["AnyWorld", "Explored", "explore", "walk"]
 
-AnyWorld = World | Together | Replans | Following | Forgetting | Swapping | Parts | Rolling
+AnyWorld = World | Together | Replans | Following | Forgetting | Correcting | Swapping | Parts | Rolling
 
 
 class Explored(NamedTuple):
@@ -62,6 +63,10 @@ def _steps_of(world: AnyWorld, protocol: Protocol | None = None) -> Any:
         forgets = protocol or ForgettingProtocol()
         assert isinstance(forgets, ForgettingProtocol)
         return ForgettingSteps(world, forgets)
+    if isinstance(world, Correcting):
+        corrects = protocol or CorrectingProtocol()
+        assert isinstance(corrects, CorrectingProtocol)
+        return CorrectingSteps(world, corrects)
     if isinstance(world, Swapping):
         swaps = protocol or SwappingProtocol()
         assert isinstance(swaps, SwappingProtocol)

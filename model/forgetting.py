@@ -17,7 +17,7 @@ from mapstate.schema import StateType
 from model.protocol import LOST, STALE, ModelAttempt, Protocol, Record, Refused
 from model.world import Label, ViolationError, with_item
 
-__all__ = ["Forgetting", "ForgettingProtocol", "ForgettingSteps"]
+__all__ = ["BesideBatches", "Driver", "Forgetting", "ForgettingProtocol", "ForgettingSteps", "Used"]
 
 Entry = tuple[int, int, int | None, bool]
 """Of the list: the txid that wrote it; the last batch before it, -1 for none; that of the entry that was there before,
@@ -41,7 +41,7 @@ class Forgetting:
 
     def start(self) -> _State:
         """Nothing is stored, nobody runs."""
-        return _State(0, None, None, (), (), _Used())
+        return _State(0, None, None, (), (), Used())
 
 
 class ForgettingProtocol(Protocol):
@@ -78,12 +78,14 @@ class ForgettingProtocol(Protocol):
     asks_for_the_id = True
 
 
-class _Used(NamedTuple):
+class Used(NamedTuple):
+    """How often what happened."""
+
     attempts: int = 0
     rollbacks: int = 0
 
 
-class _Driver(NamedTuple):
+class Driver(NamedTuple):
     """``phase`` is "begin", "put", "commit" or "gone"."""
 
     session: int
@@ -112,51 +114,29 @@ class _State(NamedTuple):
     ledger: int
     record: Record | None
     entry: Entry | None
-    drivers: tuple[_Driver, ...]
+    drivers: tuple[Driver, ...]
     operators: tuple[_Operator, ...]
-    used: _Used
+    used: Used
 
-    def with_driver(self, at: int, driver: _Driver) -> _State:
+    def with_driver(self, at: int, driver: Driver) -> _State:
         return self._replace(drivers=with_item(self.drivers, at, driver))
 
     def with_operator(self, at: int, operator: _Operator) -> _State:
         return self._replace(operators=with_item(self.operators, at, operator))
 
 
-class ForgettingSteps:
-    """The steps of one world under one protocol, and what has to be true after each."""
+class BesideBatches:
+    """The drivers of a world of one key, beside whose batches an operator is at work.
 
-    def __init__(self, world: Forgetting, protocol: ForgettingProtocol) -> None:
+    A state has its ``ledger``, the ``record`` of the key, its ``drivers``, what is ``used``, and `with_driver`.
+    """
+
+    def __init__(self, world: Any, protocol: Any) -> None:
         self.world = world
         self.protocol = protocol
 
-    def of(self, state: _State) -> Iterator[tuple[Label, _State]]:
-        """Each step from a state, and the state after it. One who takes no step any more has died."""
-        world, used = self.world, state.used
-        if len(state.drivers) < world.drivers:
-            yield ("a driver comes",), state._replace(drivers=(*state.drivers, _Driver(len(state.drivers))))
-        for at, driver in enumerate(state.drivers):
-            if driver.phase != "gone":
-                yield self._driver(state, at, driver)
-        if not state.ledger:
-            return
-        if len(state.operators) < world.operators:
-            operator = _Operator(len(state.operators), self._last(state))
-            yield ("an operator comes",), state._replace(operators=(*state.operators, operator))
-        if used.rollbacks < world.rollbacks:
-            after = self.protocol.rollback(state.ledger)
-            if isinstance(after, int):
-                counted = used._replace(rollbacks=used.rollbacks + 1)
-                yield ("the last batch is rolled back",), state._replace(ledger=after, used=counted)
-        for at, operator in enumerate(state.operators):
-            if operator.phase != "done":
-                yield self._operator(state, at, operator)
-
-    def _last(self, state: _State) -> int:
-        last = self.protocol.ledger(state.ledger).last_commit
-        return -1 if last is None else last.batch_id
-
-    def _driver(self, state: _State, at: int, driver: _Driver) -> tuple[Label, _State]:
+    def driver_step(self, state: Any, at: int, driver: Driver) -> tuple[Label, Any]:
+        """A driver's next step, and the state after it."""
         protocol, attempt, label = self.protocol, driver.attempt, (f"driver {at}", driver.phase, driver.batch)
         if driver.phase == "begin":
             return self._begin(state, at, driver)
@@ -174,7 +154,7 @@ class ForgettingSteps:
         done = driver._replace(batch=driver.batch + 1, phase="begin")
         return label, state._replace(ledger=answer).with_driver(at, done)
 
-    def _begin(self, state: _State, at: int, driver: _Driver) -> tuple[Label, _State]:
+    def _begin(self, state: Any, at: int, driver: Driver) -> tuple[Label, Any]:
         """A new driver brings the last committed batch again, as after a crash before Spark's own commit."""
         protocol, used, batch = self.protocol, state.used, driver.batch
         label, gone = (f"driver {at}", "begins"), state.with_driver(at, driver._replace(phase="gone"))
@@ -192,7 +172,37 @@ class ForgettingSteps:
         if not isinstance(answer, ModelAttempt):
             return (*label, batch, answer), gone
         after = state._replace(ledger=answer.ledger, used=used._replace(attempts=used.attempts + 1))
-        return (*label, batch), after.with_driver(at, _Driver(driver.session, batch, "put", answer))
+        return (*label, batch), after.with_driver(at, Driver(driver.session, batch, "put", answer))
+
+
+class ForgettingSteps(BesideBatches):
+    """The steps of one world under one protocol, and what has to be true after each."""
+
+    def of(self, state: _State) -> Iterator[tuple[Label, _State]]:
+        """Each step from a state, and the state after it. One who takes no step any more has died."""
+        world, used = self.world, state.used
+        if len(state.drivers) < world.drivers:
+            yield ("a driver comes",), state._replace(drivers=(*state.drivers, Driver(len(state.drivers))))
+        for at, driver in enumerate(state.drivers):
+            if driver.phase != "gone":
+                yield self.driver_step(state, at, driver)
+        if not state.ledger:
+            return
+        if len(state.operators) < world.operators:
+            operator = _Operator(len(state.operators), self._last(state))
+            yield ("an operator comes",), state._replace(operators=(*state.operators, operator))
+        if used.rollbacks < world.rollbacks:
+            after = self.protocol.rollback(state.ledger)
+            if isinstance(after, int):
+                counted = used._replace(rollbacks=used.rollbacks + 1)
+                yield ("the last batch is rolled back",), state._replace(ledger=after, used=counted)
+        for at, operator in enumerate(state.operators):
+            if operator.phase != "done":
+                yield self._operator(state, at, operator)
+
+    def _last(self, state: _State) -> int:
+        last = self.protocol.ledger(state.ledger).last_commit
+        return -1 if last is None else last.batch_id
 
     def _operator(self, state: _State, at: int, own: _Operator) -> tuple[Label, _State]:
         protocol, attempt, phase, label = self.protocol, own.attempt, own.phase, (f"operator {at}", own.phase)

@@ -26,6 +26,7 @@ from mapstate.protocol.ledger_record import (
     OpenRequest,
 )
 from mapstate.reader.changes import Position
+from model.correcting import Correcting, CorrectingProtocol
 from model.explore import AnyWorld
 from model.following import Following, FollowingProtocol
 from model.forgetting import Forgetting, ForgettingProtocol
@@ -631,6 +632,62 @@ class _RollsBackOverAnOperator(ForgettingProtocol):
         return self._changed(lambda: msgspec.structs.replace(ways_back.rollback(as_if), next_txid=record.next_txid))
 
 
+class _CorrectsAgain(CorrectingProtocol):
+    """A correction has no id: after a lost reply it is made again."""
+
+    def is_applied(self, listed: tuple[int, ...], name: int) -> bool:
+        return False
+
+
+class _CorrectsAsBatchZero(CorrectingProtocol):
+    """A correction is batch 0 of an owner of its own, so the second one is taken for the first."""
+
+    def is_applied(self, listed: tuple[int, ...], name: int) -> bool:
+        return bool(listed)
+
+
+class _RollsBackOverACorrection(CorrectingProtocol):
+    """It takes back the last batch, and not what was done after it."""
+
+    def rollback(self, ledger: int) -> int | Refused:
+        record = self.ledger(ledger)
+        if record.in_flight is not None or record.last_commit is None:
+            return super().rollback(ledger)
+        as_if = msgspec.structs.replace(record, next_txid=record.last_commit.txid + 1)
+        return self._changed(lambda: msgspec.structs.replace(ways_back.rollback(as_if), next_txid=record.next_txid))
+
+
+class _TakesACorrectionBackLate(CorrectingProtocol):
+    """Also over attempts that began since."""
+
+    def rollback(self, ledger: int) -> int | Refused:
+        record = self.ledger(ledger)
+        if record.correction is None or record.correction.txid != record.last_txid:
+            return super().rollback(ledger)
+        as_if = msgspec.structs.replace(record, next_txid=record.correction.txid + 1, in_flight=None)
+
+        def taken() -> LedgerRecord:
+            after = ways_back.rollback_last(as_if)
+            return msgspec.structs.replace(after, next_txid=record.next_txid, in_flight=record.in_flight)
+
+        return self._changed(taken)
+
+
+class _KeepsTheIdOfWhatIsTakenBack(CorrectingProtocol):
+    def rollback(self, ledger: int) -> int | Refused:
+        record = self.ledger(ledger)
+        return self._changed(
+            lambda: msgspec.structs.replace(ways_back.rollback_last(record), operations=record.operations)
+        )
+
+
+class _BeginsUnderAnother(CorrectingProtocol):
+    """The begin does not look whether the list was read under the present ledger."""
+
+    def begin_correction(self, ledger: int, session: int, seen: int) -> ModelAttempt | int | Refused:
+        return super().begin_correction(ledger, session, ledger)
+
+
 class _ResolvedPerKey(SwappingProtocol):
     resolves = "key"
 
@@ -707,6 +764,8 @@ _AS_IF_WHOLE = "as if it were whole"
 _FOLLOWED = Following(name="a state that is followed", drivers=2, followed=2)
 _FORGOTTEN = Forgetting(name="a key that is forgotten", attempts=2, rollbacks=0)
 _FORGOTTEN_ONCE = Forgetting(name="a key that is forgotten, a rollback", attempts=2, operators=1)
+_CORRECTED = Correcting(name="a correction that is repeated")
+_CORRECTED_TWICE = Correcting(name="two corrections", ids=(0, 1), rollbacks=2)
 _TO_NEW, _THERE_AND_BACK = ("swap", 1), (("swap", 1), ("swap", None), ("swap", 1))
 _SWAPPED = Swapping(name="swaps beside batches", operators=(_TO_NEW, ("swap", None)), batches=(1, 1))
 _SWAPPED_AND_READ = Swapping(name="swaps and a reader", operators=_THERE_AND_BACK, calls=3)
@@ -928,6 +987,12 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(
         "a batch is rolled back over an operator's attempt", _RollsBackOverAnOperator, _FORGOTTEN_ONCE, "the value is"
     ),
+    Mutant("a correction has no id", _CorrectsAgain, _CORRECTED, "a correction twice"),
+    Mutant("a correction is batch 0 of an owner of its own", _CorrectsAsBatchZero, _CORRECTED_TWICE, "was said to be"),
+    Mutant("a batch is rolled back over a correction", _RollsBackOverACorrection, _CORRECTED, "the value is"),
+    Mutant("a correction is taken back over a later attempt", _TakesACorrectionBackLate, _CORRECTED, "the value is"),
+    Mutant("the id of a correction stays", _KeepsTheIdOfWhatIsTakenBack, _CORRECTED, "an entry that is none"),
+    Mutant("a correction begins under another ledger", _BeginsUnderAnother, _CORRECTED, "the value is"),
     Mutant("the alias is looked at for each key", _ResolvedPerKey, _SWAPPED_AND_READ, "one call reads"),
     Mutant("the alias is looked at once", _ResolvedOnce, _SWAPPED_AND_READ, "a call that began after swap"),
     Mutant(

@@ -6,6 +6,7 @@ has one key, that a batch may hold or not, and two drivers on one checkpoint.
 
 from __future__ import annotations
 
+from model.correcting import Correcting
 from model.following import Following
 from model.forgetting import Forgetting
 from model.parts import IN_PARTS, WHOLE, Function, Parts
@@ -26,7 +27,7 @@ _TRIES_AGAIN = Function(swallows=True, tries=2)
 _TO_NEW = ("swap", 1)
 _THERE_AND_BACK = (_TO_NEW, ("swap", None), _TO_NEW)
 
-SMALL: tuple[World | Together | Replans | Following | Forgetting | Swapping | Parts, ...] = (
+SMALL: tuple[World | Together | Replans | Following | Forgetting | Correcting | Swapping | Parts, ...] = (
     World(name="a driver that is started again", partitions=_TWO_KEYS, plans=_BOTH_OR_ONE),
     World(
         name="tasks that are tried again",
@@ -144,6 +145,8 @@ SMALL: tuple[World | Together | Replans | Following | Forgetting | Swapping | Pa
     Following(name="a state that is followed", followed=2),
     Following(name="a state that is followed, a vacuum", drivers=1, vacuums=1),
     Forgetting(name="a key that is forgotten", attempts=2, operators=1),
+    Correcting(name="a correction that is repeated"),
+    Correcting(name="two corrections", ids=(0, 1), rollbacks=2),
     Swapping(name="swaps beside batches", operators=(_TO_NEW, ("swap", None)), batches=(1, 1)),
     Swapping(name="swaps and drops", operators=(_TO_NEW, ("keep",), ("drop", 0), ("drop", 1)), batches=(0, 1)),
     Swapping(
@@ -156,7 +159,7 @@ SMALL: tuple[World | Together | Replans | Following | Forgetting | Swapping | Pa
     Swapping(name="swaps and a reader, old copies of the alias", operators=_THERE_AND_BACK, calls=3, old_copies=True),
 )
 
-LARGE: tuple[World | Together | Replans | Following | Forgetting | Swapping | Parts, ...] = (
+LARGE: tuple[World | Together | Replans | Following | Forgetting | Correcting | Swapping | Parts, ...] = (
     World(name="three drivers", partitions=_TWO_KEYS, drivers=_THREE, plans=((1, 1),)),
     World(name="three drivers, three batches, one key", drivers=_THREE, batches=3, attempts=5),
     World(name="three keys in two tasks", partitions=(0, 0, 1), plans=((1, 1, 1), (0, 1, 0))),
@@ -375,6 +378,7 @@ LARGE: tuple[World | Together | Replans | Following | Forgetting | Swapping | Pa
     Together(name="three states in three stores", stores=(0, 1, 2)),
     Following(name="a state that is followed for long", attempts=4),
     Forgetting(name="a key that is forgotten, and again", attempts=2),
+    Correcting(name="two corrections that are repeated", ids=(0, 1, 0), attempts=3, rollbacks=2),
     Swapping(name="three swaps beside batches", operators=(_TO_NEW, ("swap", None), ("swap", 0)), batches=(2, 2)),
     Swapping(
         name="swaps, drops, batches and a reader",

@@ -59,6 +59,9 @@ ADVICE: dict[str, str] = {
         protocol/test_seeding.py::test_a_crash_costs_one_attempt_and_a_lost_reply_nothing
         protocol/test_seeding.py::test_a_job_without_the_initial_rows_of_the_seed_is_refused
         protocol/test_seeding.py::test_nobody_else_counts_on_a_seed_that_is_not_complete""",
+    "life#correct": """
+        spark/test_correct.py::test_it_is_there_once_after_a_crash_at_each_write
+        spark/test_correct.py::test_a_key_without_rows_is_gone_and_more_than_was_counted_is_refused""",
     "windows#a-clock-or-a-row-that-is-wrong": """
         operations/test_windowed_operations.py::test_a_watermark_that_is_put_back_opens_what_is_not_gone_and_the_next_batch_drags_it_no_more""",
     "features#changes-at-a-restart": """

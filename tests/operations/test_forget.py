@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -426,10 +427,22 @@ def test_a_forget_that_is_killed_at_any_write_is_run_again(request, tmp_path, pl
         assert forgets(url).keys == 1
         assert contents(url) == expected
         assert held(url) == len(expected)
-        assert b"4711" not in b"".join(data or b"" for data in stored(url).values())
-        assert b"4716" not in b"".join(data or b"" for data in stored(url).values())
+        values = b"".join(data or b"" for data in stored(url).values())
+        assert not re.search(rb"\b471[16]\b", values)  # a hash of the list may hold the digits
         assert (SECRET in stored(url)) == (SECRET in expected)
     assert seen == [True] * 9 + [False]
+
+
+@pytest.mark.parametrize(("method", "call"), [("multi_put", 1), ("swap", 2), ("multi_rewrite", 1)])
+def test_a_forget_that_was_killed_is_run_again_without_a_driver_in_between(tmp_path, method, call):
+    url = f"sqlite:///{tmp_path}/state.db"
+    Job(url).batch(**{SECRET: 4711, "other": 1})
+    assert Interrupted(url, tmp_path).killed(method, call, after=False)
+    with pytest.raises(UsageError, match="in flight"):
+        vacuum(url, "s")
+    assert forgets(url).keys == 1
+    assert contents(url) == {"other": 1}
+    assert names(url) == []
 
 
 # Bytes

@@ -1,8 +1,11 @@
-"""Aggregates with retraction: a second state that follows the new values of a first one.
+"""Aggregates with retraction: of a second state that follows the new values of a first one, and of corrections.
 
 Each row has a sign: 1 for a key's new values, -1 for the old values that they replace. Count, Sum and Avg can retract
 an old value. Max cannot, because it does not keep the smaller values. But Max needs no retraction if each new value is
 at least as great as the old value that it replaces.
+
+A correction takes back rows of the state's own stream. Its aggregators combine signed rows with what the plain ones
+have stored, so a `Sum` has no number of its values there.
 """
 
 from __future__ import annotations
@@ -17,8 +20,8 @@ from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.extremes import Max, Min
 from mapstate.aggregators.moments import Avg
 from mapstate.aggregators.of_column import OfColumn
-from mapstate.aggregators.sums import EXACT, Count, Sum
-from mapstate.errors import ConfigurationError, MissingBatchesError, ValueOverflowError
+from mapstate.aggregators.sums import EXACT, Count, Sum, add_all
+from mapstate.errors import ConfigurationError, MapStateError, MissingBatchesError, UsageError, ValueOverflowError
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
@@ -69,6 +72,15 @@ class _Retractable(NativeCombiner):
     def describe(self) -> str:
         return self.stored_name() if self.column is None else f"{self.stored_name()}({self.column})"
 
+    def took_too_much(self) -> MapStateError:
+        """The error of a count that fell below 0."""
+        return MissingBatchesError(
+            f"{self} would come to less than no rows: this state lacks batches of the state that it follows. It was "
+            "begun later, reset, rolled back or restored by itself. Nothing of this batch counts. Restore both from "
+            "one moment, or begin both anew, with a new checkpoint, under other names.",
+            aggregator=self.describe(),
+        )
+
 
 class RetractableCount(_Retractable, Count):
     """The number of present rows, or of those with a ``column`` that is not null."""
@@ -88,7 +100,7 @@ class RetractableCount(_Retractable, Count):
         """See `NativeCombiner.combine_all`. Raises MissingBatchesError for a count below 0."""
         counts = super().combine_all(stored, partials)
         if counts and min(counts) < 0:
-            raise _took_too_much(self)
+            raise self.took_too_much()
         return counts
 
 
@@ -162,7 +174,7 @@ class RetractableAvg(_Retractable, Avg):
         """See `NativeCombiner.combine_all`. Raises MissingBatchesError for a count below 0, ValueOverflowError."""
         pairs = super().combine_all(stored, partials)
         if any(count < 0 for _, count in pairs):
-            raise _took_too_much(self)
+            raise self.took_too_much()
         if any(type(total) is float and not math.isfinite(total) for total, _ in pairs):
             raise self._left_range()
         return [pair if pair[1] else (None, 0) for pair in pairs]
@@ -209,10 +221,63 @@ def _difference(plus: Decimal | None, minus: Decimal | None) -> Decimal | None:
     return None if plus is None or minus is None else EXACT.subtract(plus, minus)
 
 
-def _took_too_much(who: Aggregator) -> MissingBatchesError:
-    return MissingBatchesError(
-        f"{who} would come to less than no rows: this state lacks batches of the state that it follows. It was begun "
-        "later, reset, rolled back or restored by itself. Nothing of this batch counts. Restore both from one moment, "
-        "or begin both anew, with a new checkpoint, under other names.",
-        aggregator=who.describe(),
-    )
+def correctable(aggregators: Mapping[str, Aggregator]) -> dict[str, Aggregator]:
+    """The aggregators of a state that combine signed rows with what it holds. Raises ConfigurationError."""
+    found: dict[str, Aggregator] = {}
+    for name, aggregator in aggregators.items():
+        kind: Any = type(aggregator)
+        column: Any = getattr(aggregator, "column", None)
+        if kind not in _CORRECTING:
+            raise ConfigurationError(
+                f"{name}={aggregator} cannot take rows back, because it does not keep what it passed over: Count, Sum "
+                "and Avg can. Nothing was written. Rows that never came can be added; for others build the state anew. "
+                "See docs/life.md#correct"
+            )
+        is_of_rows = kind is Count and column is None
+        found[name] = cast("Aggregator", CorrectedRows() if is_of_rows else _CORRECTING[kind](column))
+    return found
+
+
+class _Corrected(_Retractable):
+    def describe(self) -> str:
+        name = self.stored_name().removeprefix("Corrected").replace("Rows", "Count")
+        return name if self.column is None else f"{name}({self.column})"
+
+    def took_too_much(self) -> MapStateError:
+        """See `_Retractable.took_too_much`."""
+        return UsageError(
+            f"{self.describe()} of a key would come to less than nothing: retract has rows that were never counted. "
+            "Nothing of this correction counts. Give the rows as they were counted.",
+        )
+
+
+class CorrectedCount(_Corrected, RetractableCount):
+    """The number of rows with a ``column`` that is not null."""
+
+
+class CorrectedRows(_Corrected, RetractableRows):
+    """The number of a key's rows: a key with 0 rows is removed."""
+
+
+class CorrectedAvg(_Corrected, RetractableAvg):
+    """The mean, stored as sum and count."""
+
+
+class CorrectedSum(_Corrected, RetractableSum):
+    """The sum, stored without the number of values: from which all is taken back it is 0, and not null."""
+
+    def partials(self, value_type: str) -> list[Column]:
+        return super().partials(f"struct<sum:{value_type},count:bigint>")
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `NativeCombiner.combine_all`. Raises UsageError where nothing is there to take back."""
+        if any(old is None and net < 0 for old, (_, net) in zip(stored, partials, strict=True)):
+            raise self.took_too_much()
+        came = [total if net or total else None for total, net in partials]  # of none, decimals are 0
+        sums = add_all(self, stored, came)
+        if any(type(total) is float and not math.isfinite(total) for total in sums):
+            raise self._left_range()
+        return sums
+
+
+_CORRECTING: dict[type[Aggregator], Any] = {Avg: CorrectedAvg, Count: CorrectedCount, Sum: CorrectedSum}

@@ -23,6 +23,7 @@ from mapstate.cli.show import Output, progress, say
 from mapstate.errors import CorruptRecordError, MissingKeysError, StoreError, UsageError, cut
 from mapstate.keys import Key
 from mapstate.operations.doctor import examine
+from mapstate.operations.forget import listed
 from mapstate.operations.states import ListedState, list_states
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader import StateReader, open_reader
@@ -78,17 +79,23 @@ def ledger(out: Output, *, url: Url = None, state: State, exact: Exact = False) 
     with open_reader(place, state, follow=None if exact else FOLLOW) as reader:
         version = reader.current  # of ledger and reports
         record, reports, alias = version.ledger(), _reports(version), alias_of(place, state)
+    corrections = [] if record.operations is None else listed(place, record.state, "correction")
 
     def print_both() -> None:
         if alias is not None:
             keeps = ", ".join(alias.keeps)
             say(f"{state} -> {alias.to}, swap {alias.number}; kept are {keeps}")
         show.print_ledger(record)
+        if corrections:
+            show.console().print()
+            show.print_corrections(corrections)
         if reports is not None:
             show.console().print()
             show.print_reports(reports)
 
-    document = {"ledger": record, "keys_held": record.keys_held(), "reports": reports}
+    document: dict[str, Any] = {"ledger": record, "keys_held": record.keys_held(), "reports": reports}
+    if corrections:
+        document["corrections"] = corrections
     out.answer(document if alias is None else {**document, "alias": alias}, print_both)
 
 

@@ -18,6 +18,7 @@ from mapstate.batch_report import BatchReport
 from mapstate.errors import MapStateError, UsageError
 from mapstate.findings import Finding
 from mapstate.keys import Key
+from mapstate.maps.operator_list import ListEntry
 from mapstate.protocol.ledger_record import Commit, InFlight, LedgerRecord
 from mapstate.protocol.windows import NEVER, every_pane
 from mapstate.reader import open_reader
@@ -183,7 +184,7 @@ def print_ledger(ledger: LedgerRecord) -> None:
         *(
             []
             if ledger.operations is None
-            else [("forgotten", f"{ledger.operations} entries: mapstate forget --export")]
+            else [("operations", f"{ledger.operations}: keys forgotten (mapstate forget --export), and corrections")]
         ),
         *_windows(ledger),
         *_rolling(ledger),
@@ -215,6 +216,13 @@ def print_reports(reports: list[BatchReport]) -> None:
         numbers = (report.batch_id, report.txid, report.attempt, report.rows, passed, *keys, report.milliseconds)
         table.add_row(*map(str, numbers), Text(_shown(report.at)))
     console().print(table)
+
+
+def print_corrections(entries: Sequence[ListEntry]) -> None:
+    """Print a table, oldest first."""
+    columns = ("correction", "txid", "rows", "keys", "after batch", "at")
+    rows = [(entry.id, entry.txid, entry.rows, entry.keys, entry.batch_id, entry.at) for entry in entries]
+    _print_table(columns, rows)
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:

@@ -13,6 +13,7 @@ from mapstate.backends import opened
 from mapstate.cli.arguments import Exact, Names, State, TakeOver, Url, split_urls, state_beside, store_url, time_of
 from mapstate.cli.show import AskingOutput, Output, keys_held, progress
 from mapstate.errors import UsageError, shown
+from mapstate.maps.operator_list import read_list
 from mapstate.operations.adopt import FORMER_OWNER, Adopted
 from mapstate.operations.adopt import adopt as adopt_state
 from mapstate.operations.advance import advance as advance_watermark
@@ -255,10 +256,21 @@ def adopt(
 
 
 def rollback(out: AskingOutput, *, url: Url = None, state: State) -> None:
-    """Takes the last batch back. The checkpoint has to be rewound with it."""
+    """Takes the last batch back. The checkpoint has to be rewound with it. Or a correction, if nothing followed it."""
     with opened(store_url(url), state) as store:
         record = read_ledger(store, state)
-        ways_back.rollback(record)  # refuses before anybody is asked
+        ways_back.rollback_last(record)  # refuses before anybody is asked
+        done = ways_back.last_correction(record)
+        if done is not None:
+            entry = read_list(store, record)[-1]
+            out.note(
+                f"The correction {entry.id!r} (txid {done.txid}, {entry.rows} rows, of {entry.at}) will not count."
+            )
+            out.confirm("Take it back?")
+            Ledger(store, state).rollback(done.txid)
+            answer = {"correction": entry.id, "txid": done.txid}
+            out.answer(answer, "Done: its id is free again. The checkpoint stays as it is.")
+            return
         last = record.last_commit
         assert last is not None  # noqa: S101  rollback refuses a ledger without one
         batch = f"Batch {last.batch_id} (txid {last.txid}, {last.rows} rows, committed {last.at}) will not count."

@@ -1,18 +1,19 @@
-r"""The list of what operators did to a state's past: which keys it has forgotten, and as of where.
+r"""The list of what operators did to a state's past: which keys it has forgotten, and which corrections it counts.
 
 An entry is a record under the one rule and the state's own fence, as those of a pane index are. The ledger has the
 number of entries::
 
     \P|!n       entry n
 
-A key stands there as a keyed hash. So the list says of a key whether it is there, and of no entry which key it is.
+A key stands there as a keyed hash. So the list says of a key whether it is there, and of no entry which key it is. Of a
+correction there is a digest of its rows.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -20,7 +21,7 @@ import msgspec
 from mapstate.errors import CorruptRecordError, StoreLostError, cut
 from mapstate.keys import INDEX, KeyCodec, StoreKey
 from mapstate.maps.pane_index import batched, index_codec, pane_of
-from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.ledger_record import Attempt, LedgerRecord
 from mapstate.schema import KeyField
 
 _MARK = "!"
@@ -33,25 +34,27 @@ class ListEntry(msgspec.Struct, frozen=True, kw_only=True):
     ``id``        the operator's name for it, which makes it repeatable
     ``at``        the time of its begin, ISO 8601 in UTC
     ``txid``      of its attempt; None before it
-    ``columns``   the key columns that say which keys
-    ``salt``      the key of the hash
-    ``digest``    the hash of the values of these columns
+    ``columns``   the key columns that say which keys; of a correction empty
+    ``salt``      the key of the hash; of a correction empty
+    ``digest``    the hash of the values of these columns; of a correction that of its rows
     ``owner``, ``batch_id``, ``offsets``  the last batch before it, and where that ended in the source
-    ``keys``      how many keys had a value
+    ``keys``      how many keys had a value; of a correction how many it wrote
+    ``rows``      of a correction
     ``purged``    the txid of the attempt that removed what the first one had left; None before it
     """
 
-    kind: Literal["forget"] = "forget"
+    kind: Literal["forget", "correction"] = "forget"
     id: str
     at: str
     txid: int | None = None
-    columns: tuple[str, ...]
-    salt: str
+    columns: tuple[str, ...] = ()
+    salt: str = ""
     digest: str
     owner: str = ""
     batch_id: int | None = None
     offsets: str | None = None
     keys: int = 0
+    rows: int = 0
     purged: int | None = None
 
     def reaches(self, other: ListEntry) -> bool:
@@ -70,6 +73,21 @@ def is_of_list(key: StoreKey) -> bool:
     return str(key).startswith(INDEX + _MARK)
 
 
+def of_kind(entries: Iterable[ListEntry], kind: Literal["forget", "correction"]) -> dict[int, ListEntry]:
+    """The entries of a whole list that are of a kind, by their numbers."""
+    return {number: entry for number, entry in enumerate(entries) if entry.kind == kind}
+
+
+def write_entries(writer: Any, ledger: LedgerRecord, attempt: Attempt, entries: Mapping[int, ListEntry]) -> None:
+    """Write entries by their numbers, as the attempt's own records. They count with its commit."""
+    keys = list(map(entry_key, entries))
+    codec = index_codec(ledger.serializer, ledger.state)
+    before = attempt.view.values(codec.loads(keys, writer.multi_get(keys)), attempt.txid)
+    plain = [msgspec.json.decode(msgspec.json.encode(entry)) for entry in entries.values()]
+    records = zip(plain, before, strict=True)
+    writer.multi_put(keys, codec.dumps([(attempt.txid, value, was) for value, was in records]))
+
+
 def read_list(store: Any, ledger: LedgerRecord) -> list[ListEntry]:
     """All entries. Raises StoreLostError where one has no record, and CorruptRecordError for one that is none."""
     codec, view, entries = index_codec(ledger.serializer, ledger.state), ledger.view(), list[ListEntry]()
@@ -78,8 +96,9 @@ def read_list(store: Any, ledger: LedgerRecord) -> list[ListEntry]:
         for key, value in zip(keys, values, strict=True):
             if value is None:
                 raise StoreLostError(
-                    f"state {ledger.state!r}: {key!r}, an entry of its list of forgotten keys, has no record: it was "
-                    "evicted, expired or deleted. Nothing was written. Restore the store, and rewind the checkpoint.",
+                    f"state {ledger.state!r}: {key!r}, an entry of its list of what operators did, has no record: it "
+                    "was evicted, expired or deleted. Nothing was written. Restore the store, and rewind the "
+                    "checkpoint.",
                     state=ledger.state,
                 )
             entries.append(_entry(value, ledger.state, key))
@@ -91,8 +110,8 @@ def _entry(value: Any, state: str, key: str) -> ListEntry:
         return msgspec.convert(value, ListEntry)
     except msgspec.ValidationError as error:
         raise CorruptRecordError(
-            f"state {state!r}: {key!r} is no entry of a list of forgotten keys ({cut(error)}): another program wrote "
-            "it, or a newer mapstate. Nothing was written.",
+            f"state {state!r}: {key!r} is no entry of a list of what operators did ({cut(error)}): another program "
+            "wrote it, or a newer mapstate. Nothing was written.",
             state=state,
             key=key,
         ) from error

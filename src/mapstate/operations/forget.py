@@ -10,9 +10,10 @@ A state that is not opaque keeps no value before: there the first attempt remove
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -22,7 +23,15 @@ from mapstate.capabilities import FencedWrites, Rewrites, Scrubs
 from mapstate.errors import UsageError, shown
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.maps.change_log import ChangeLog, is_of_log, logged_txid
-from mapstate.maps.operator_list import ListedKeys, ListEntry, digest_of, entry_key, is_of_list, read_list
+from mapstate.maps.operator_list import (
+    ListedKeys,
+    ListEntry,
+    digest_of,
+    is_of_list,
+    of_kind,
+    read_list,
+    write_entries,
+)
 from mapstate.maps.pane_index import batched, index_codec
 from mapstate.maps.record_pass import CodecWithIndex
 from mapstate.maps.serialized import writer_of
@@ -105,16 +114,17 @@ def forget(
 
     def wanted(ledger: LedgerRecord, known: Sequence[ListEntry]) -> dict[int, ListEntry]:
         columns, parts = _columns(ledger, where)
-        same = [number for number, entry in enumerate(known) if entry.id == id]
-        for number in same:
-            entry = known[number]
+        own_kind = of_kind(known, "forget")
+        for number, entry in own_kind.items():
+            if entry.id != id:
+                continue
             if (entry.columns, entry.digest) != (columns, digest_of(entry.salt, columns, parts)):
                 raise UsageError(
                     f"state {state!r} has forgotten other keys under the id {id!r}, as txid {entry.txid}. Nothing was "
                     "written. Take another id."
                 )
             return {number: entry}
-        own = salt or (known[0].salt if known else new_salt())
+        own = salt or next((entry.salt for entry in own_kind.values()), None) or new_salt()
         return {
             len(known): ListEntry(id=id, at=now(), columns=columns, salt=own, digest=digest_of(own, columns, parts))
         }
@@ -143,10 +153,13 @@ def forget_listed(
     def wanted(ledger: LedgerRecord, known: Sequence[ListEntry]) -> dict[int, ListEntry]:
         last = ledger.last_commit
         here = {} if last is None else {"owner": last.owner, "batch_id": last.batch_id}
-        places = {entry.id: number for number, entry in enumerate(known)}
+        places = {entry.id: number for number, entry in of_kind(known, "forget").items()}
+        following = itertools.count(len(known))
         found: dict[int, ListEntry] = {}
         for entry in entries:
-            number = places.setdefault(entry.id, len(places))
+            if entry.id not in places:
+                places[entry.id] = next(following)
+            number = places[entry.id]
             has = known[number] if number < len(known) else None
             if not set(entry.columns) <= {field.name for field in _forgettable(ledger)}:
                 raise _no_columns(ledger, entry.columns)
@@ -186,13 +199,16 @@ def new_salt() -> str:
     return secrets.token_hex(16)
 
 
-def listed(backend_or_url: Backend | str, state: str) -> list[ListEntry]:
-    """What a state has forgotten: the operators' ids, and keys as keyed hashes. It only reads.
+def listed(
+    backend_or_url: Backend | str, state: str, kind: Literal["forget", "correction"] = "forget"
+) -> list[ListEntry]:
+    """What a state has forgotten: the operators' ids, and keys as keyed hashes. Or its corrections. It only reads.
 
-    Keep it outside of the store: after a restore from an older copy, `forget_listed` applies it.
+    Keep it outside of the store: after a restore from an older copy, `forget_listed` applies it. Corrections have to be
+    called again then, with their ids and rows.
     """
     with opened(backend_or_url, state) as store:
-        return read_list(store, read_ledger(store, state))
+        return list(of_kind(read_list(store, read_ledger(store, state)), kind).values())
 
 
 def _forgettable(ledger: LedgerRecord) -> tuple[KeyField, ...]:
@@ -322,7 +338,7 @@ class _Forgetting:
                 )
                 for number, entry in new.items()
             }
-            self._list(writer, seen, attempt, done)
+            write_entries(writer, seen, attempt, done)
         held = seen.keys_held()
         if seen.type == "non-transactional" and seen.in_flight is not None:
             held = None  # a failed attempt may have added some
@@ -351,7 +367,7 @@ class _Forgetting:
         with writer_of(self._store, attempt.token, has_txids=seen.type != "non-transactional") as writer:
             self._purge(writer, seen, attempt, found, keys)
             done = {number: msgspec.structs.replace(entry, purged=attempt.txid) for number, entry in due.items()}
-            self._list(writer, seen, attempt, done)
+            write_entries(writer, seen, attempt, done)
         removed = PaneChange(purged=[log_from - 1] if log_from else [])
         held = seen.keys_held()
         self._ledger.commit_forget(attempt.txid, operations=seen.operations or 0, held=held, log=removed)
@@ -419,14 +435,6 @@ class _Forgetting:
             writer.multi_rewrite(keys, [stored.get(at) for at in range(len(keys))])
         else:
             writer.multi_put(keys, CodecWithIndex(seen).dumps(keys, records))
-
-    def _list(self, writer: Any, seen: LedgerRecord, attempt: Attempt, entries: dict[int, ListEntry]) -> None:
-        keys = list(map(entry_key, entries))
-        codec = index_codec(seen.serializer, seen.state)
-        before = attempt.view.values(codec.loads(keys, writer.multi_get(keys)), attempt.txid)
-        plain = [msgspec.json.decode(msgspec.json.encode(entry)) for entry in entries.values()]
-        records = zip(plain, before, strict=True)
-        writer.multi_put(keys, codec.dumps([(attempt.txid, value, was) for value, was in records]))
 
 
 def _without(keys: ListedKeys, index_key: StoreKey, value: Any) -> Any:

@@ -12,7 +12,7 @@ from mapstate.backends import check_state_name, opened
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FenceToken, LedgerStore, ListsStates, Swap
 from mapstate.errors import CorruptRecordError, StateNotFoundError, UsageError, shown
-from mapstate.maps.operator_list import read_list
+from mapstate.maps.operator_list import of_kind, read_list
 from mapstate.protocol import alias
 from mapstate.protocol.alias import ALIAS_SUFFIX, AliasRecord, decode_alias, encode_alias, is_alias
 from mapstate.protocol.ledger_record import DROPPER, LedgerRecord
@@ -176,7 +176,7 @@ def _check_forgotten(old_store: Any, old: LedgerRecord, new_store: Any, new: Led
     """Raise UsageError where the new version may hold keys that the old one has forgotten."""
     done = {(entry.id, entry.digest): entry for entry in read_list(new_store, new) if entry.purged is not None}
     lacking = []
-    for entry in read_list(old_store, old):
+    for entry in of_kind(read_list(old_store, old), "forget").values():
         has = done.get((entry.id, entry.digest))
         behind = [""] if has is None else behind_by(entry.offsets, has.offsets)
         if behind or (behind is None and not force):

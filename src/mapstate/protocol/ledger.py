@@ -19,8 +19,11 @@ class Ledger(HeldLedger):
     """
 
     def rollback(self, txid: int | None = None) -> LedgerRecord:
-        """Take the last batch back, if it is ``txid``; returns the ledger without it. See `ways_back.rollback`."""
-        self._change(lambda before: ways_back.rollback(before, txid))
+        """Take the last batch or correction back, if it is ``txid``. See `ways_back.rollback_last`.
+
+        Returns the ledger without it.
+        """
+        self._change(lambda before: ways_back.rollback_last(before, txid))
         return self.record
 
     def mark_part(self, batch_id: int) -> None:
@@ -62,6 +65,22 @@ class Ledger(HeldLedger):
             lambda before: upkeep.commit_forget(before, txid, operations=operations, held=held, log=log),
             same_incarnation=True,
         )
+
+    def commit_correction(self, txid: int, *, keys_delta: int | None = None, log: PaneChange | None = None) -> None:
+        """See `upkeep.commit_correction`. Raises StoreRestartedError if the store restarted since the begin."""
+        self.close_fences()
+        self._change(
+            lambda before: upkeep.commit_correction(before, txid, keys_delta=keys_delta, log=log), same_incarnation=True
+        )
+
+    def give_up_operator(self, txid: int) -> None:
+        """Leave a failed attempt behind, if it is still in flight, and close its fence. A query's driver goes on."""
+
+        def given_up(before: LedgerRecord) -> LedgerRecord:
+            is_own = before.in_flight is not None and before.in_flight.txid == txid
+            return ways_back.give_up(before, before.session) if is_own else before
+
+        self._change(given_up)
 
     def remember(self) -> LedgerRecord:
         """Load the ledger before records are read for `forget_dead` or `recount`. Raises StoreLostError."""

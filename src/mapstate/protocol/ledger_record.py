@@ -144,6 +144,19 @@ class InFlight(msgspec.Struct, frozen=True, kw_only=True):
         return f"a {self.kind}" if self.batch_id is None else f"batch {self.batch_id}"
 
 
+class Correction(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator's correction that counts. It can be taken back until a later attempt begins.
+
+    ``txid``              of its attempt
+    ``last_txid_before``  the ledger's last txid before it
+    ``keys_delta``        the number of keys added less those removed; None if unknown
+    """
+
+    txid: int
+    last_txid_before: int | None
+    keys_delta: int | None
+
+
 _STORED_NAMES = {"last_commit": "committed", "field_counts": "layouts"}
 
 
@@ -171,6 +184,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     ``rolling``       of a state with rolling windows
     ``seed``          of a state that is being seeded
     ``operations``    how many entries its list of what operators did has; None without one
+    ``correction``    the last commit of any kind, if that is a correction. In the JSON only if so
     """
 
     format: int = FORMAT
@@ -201,6 +215,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     rolling: RollingRecord | None = None
     seed: SeedRecord | None = None
     operations: int | None = None
+    correction: Correction | None = None
 
     def keys_held(self) -> int | None:
         """The number of keys with a committed value, None if unknown. See docs/operating.md#how-many-keys."""
@@ -259,7 +274,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 
 
 _encoder = msgspec.json.Encoder()
-_NULLS = b"ttl windows changes rolling seed operations taken newest".split()
+_NULLS = b"ttl windows changes rolling seed operations correction taken newest".split()
 _FLAGS = (b',"height":0', b',"is_part":false', b',"seeded":false', b',"kind":"vacuum"')
 _DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), *_FLAGS)
 

@@ -205,6 +205,7 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             changes=None if ledger.changes is None else ledger.changes.emptied(ledger.next_txid),
             rolling=None if ledger.rolling is None else ledger.rolling.emptied(),
             operations=None,
+            correction=None,
         )
     raise owned_by_another(ledger, opening)
 

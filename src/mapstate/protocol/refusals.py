@@ -138,11 +138,16 @@ def other_column(state: str, name: str, found: str | None, expected: str) -> Sta
     )
 
 
+def _work(batch_id: int) -> str:
+    """What an attempt is at; an operator's has no batch."""
+    return f"batch {batch_id}" if batch_id >= 0 else "a correction"
+
+
 def ran_twice(state: str, batch_id: int) -> IncompleteBatchError:
     """The error of an attempt of which a task ran twice."""
     return IncompleteBatchError(
-        f"state {state!r}: a task of batch {batch_id} ran twice, so this attempt does not count. Is speculation on, or "
-        "do executors keep dying? max_attempts in the spec allows more attempts.",
+        f"state {state!r}: a task of {_work(batch_id)} ran twice, so this attempt does not count. Is speculation on, "
+        "or do executors keep dying? max_attempts in the spec allows more attempts.",
         state=state,
         batch_id=batch_id,
     )
@@ -185,7 +190,7 @@ def unaccounted(
     """The error of an attempt whose tasks do not account for each row once."""
     sent, arrived, done = rows
     return IncompleteBatchError(
-        f"state {state!r}: {sent} rows of batch {batch_id} were sent, {arrived} arrived, and {done} are accounted for "
+        f"state {state!r}: {sent} rows of {_work(batch_id)} were sent, {arrived} arrived, and {done} are accounted for "
         f"by {len(partitions)} tasks of {len(set(partitions))} partitions. Nothing was committed.",
         state=state,
         found=done,

@@ -84,9 +84,12 @@ def _flaw(record: LedgerRecord) -> str | None:
     numbers += record.owners.values()
     numbers += [number for commit in commits for number in (commit.txid, commit.batch_id)]
     numbers += [] if attempt is None else [attempt.txid, attempt.epoch, attempt.batch_id or 0]
+    corrected = record.correction
+    numbers += [] if corrected is None else [corrected.txid, corrected.last_txid_before or 0]
     bounds = [bound for span in record.dead for bound in span]
     counts = [count for _, count in record.field_counts]
-    txids = [event.txid for event in (*commits, attempt) if event is not None] + ([] if last is None else [last])
+    txids = [event.txid for event in (*commits, attempt, corrected) if event is not None]
+    txids += [] if last is None else [last]
     times = ["" if attempt is None else attempt.at, *(commit.at for commit in commits)]
     for is_flaw, flaw in (
         (record.owner not in record.owners, "its owner is not among its owners"),

@@ -174,6 +174,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange |
         dead=dead_up_to(ledger, done.txid),
         windows=windows,
         changes=None if ledger.changes is None else ledger.changes.committed(panes or PaneChange()),
+        correction=None,
         format=format_of(windows, ledger.changes, ledger.rolling, operations=ledger.operations),
     )
 

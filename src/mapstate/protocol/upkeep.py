@@ -11,6 +11,7 @@ from mapstate.protocol.ledger_record import (
     DROPPER,
     Attempt,
     Commit,
+    Correction,
     InFlight,
     LedgerRecord,
     OperatorKind,
@@ -90,7 +91,8 @@ def commit_operator(ledger: LedgerRecord, txid: int, done: Callable[[LedgerRecor
     if ledger.last_txid == txid:
         return ledger
     check_in_flight(ledger, txid)
-    return done(msgspec.structs.replace(ledger, in_flight=None, last_txid=txid, dead=dead_up_to(ledger, txid)))
+    dead = dead_up_to(ledger, txid)
+    return done(msgspec.structs.replace(ledger, in_flight=None, last_txid=txid, dead=dead, correction=None))
 
 
 def commit_forget(
@@ -115,10 +117,42 @@ def commit_forget(
     return commit_operator(ledger, txid, done)
 
 
+def commit_correction(
+    ledger: LedgerRecord, txid: int, *, keys_delta: int | None = None, log: PaneChange | None = None
+) -> LedgerRecord:
+    """Commit a correction, with the entry that it has added to the list. Raises FencedError.
+
+    Args:
+        ledger: The state's ledger.
+        txid: The attempt's own.
+        keys_delta: The number of keys added less those removed; None if unknown.
+        log: What it wrote into the change log, or removed from it.
+
+    """
+
+    def done(after: LedgerRecord) -> LedgerRecord:
+        held, operations = after.keys_held(), (after.operations or 0) + 1
+        changes = None if after.changes is None else after.changes.committed(log or PaneChange())
+        return msgspec.structs.replace(
+            after.with_keys_held(None if held is None or keys_delta is None else held + keys_delta),
+            changes=changes,
+            operations=operations,
+            correction=Correction(txid=txid, last_txid_before=ledger.last_txid, keys_delta=keys_delta),
+            format=format_of(after.windows, changes, after.rolling, operations=operations),
+        )
+
+    return commit_operator(ledger, txid, done)
+
+
 def _between_batches(ledger: LedgerRecord, session: str, kind: str, *, take_over: bool) -> LedgerRecord:
-    """The ledger without an attempt of the present driver, which ``take_over`` fences. Raises UsageError."""
+    """The ledger without an attempt of the present driver, which ``take_over`` fences. Raises UsageError.
+
+    What is repeated by its id leaves an attempt of its own kind behind: the new txid fences who is still at work.
+    """
     attempt = ledger.in_flight
     if attempt is None or attempt.epoch != ledger.epoch:
+        return ledger
+    if attempt.batch_id is None and attempt.kind == kind and kind != "vacuum":
         return ledger
     if not take_over:
         raise UsageError(

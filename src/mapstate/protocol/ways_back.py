@@ -12,10 +12,12 @@ from mapstate.errors import RollbackError
 from mapstate.protocol.ledger_record import (
     BatchPlan,
     Commit,
+    Correction,
     InFlight,
     LedgerRecord,
     PlanDigest,
     by_partition,
+    format_of,
     last_own,
     may_be_equal,
     plan_of,
@@ -67,6 +69,43 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
         owners=ledger.owners | {last.owner: last.batch_id},
         changes=None if ledger.changes is None else ledger.changes.rolled_back(last.txid),
     )
+
+
+def rollback_last(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
+    """Take back what an operator sees as the last thing done: a correction, or else the last batch, see `rollback`.
+
+    A correction goes with its entry of the list, so that its id is free again. The checkpoint stays as it is.
+    """
+    done = last_correction(ledger)
+    if done is None:
+        return rollback(ledger, txid)
+    if txid is not None and done.txid != txid:
+        raise RollbackError(
+            f"state {ledger.state!r}: the last thing done is a correction (txid {done.txid}), not txid {txid}. Nothing "
+            "was changed. Look again.",
+            state=ledger.state,
+            found=done.txid,
+            expected=txid,
+        )
+    held, low = ledger.keys_held(), done.last_txid_before
+    operations = (ledger.operations or 1) - 1 or None
+    changes = None if ledger.changes is None else ledger.changes.rolled_back(done.txid)
+    return msgspec.structs.replace(
+        ledger.with_keys_held(None if held is None or done.keys_delta is None else held - done.keys_delta),
+        last_txid=low,
+        dead=tuple(span for span in ledger.dead if low is not None and span[1] < low),
+        changes=changes,
+        operations=operations,
+        correction=None,
+        format=format_of(ledger.windows, changes, ledger.rolling, ledger.seed, operations),
+    )
+
+
+def last_correction(ledger: LedgerRecord) -> Correction | None:
+    """The correction that `rollback_last` would take back; None if a later attempt has begun, or without one."""
+    done = ledger.correction
+    is_last = done is not None and done.txid == ledger.last_txid and ledger.next_txid == done.txid + 1
+    return done if is_last and ledger.in_flight is None else None
 
 
 def can_roll_back(ledger: LedgerRecord) -> bool:

@@ -14,7 +14,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -104,6 +104,17 @@ def check_seed(plan: StreamPlan, df: DataFrame) -> None:
             "batches run in a process of the server. Nothing was started. Seed with classic PySpark, and start with "
             "Spark Connect then."
         )
+    for state, why in why_not_alone(plan):
+        raise ConfigurationError(
+            f"state {state!r} cannot be seeded: {why}. Nothing was written. Start its query over a source that has the "
+            "history, whose batches are counted as any."
+        )
+    if not plan.branches:
+        raise ConfigurationError(f"the stream {plan.stream!r} keeps no state of its own, so there is nothing to seed.")
+
+
+def why_not_alone(plan: StreamPlan) -> Iterator[tuple[str, str]]:
+    """Why a state of a query cannot get rows beside its batches, each with the state's name."""
     names = ", ".join(branch.job.spec.state for branch in plan.branches)
     for branch in plan.branches:
         job, functions = branch.job, [*branch.downstream, *branch.fired]
@@ -112,19 +123,14 @@ def check_seed(plan: StreamPlan, df: DataFrame) -> None:
             ("it is non-transactional", job.spec.type == "non-transactional"),
             ("it has windows", job.windows is not None or counts_windows),
             ("another state follows it", any(isinstance(one, Follower) and one.branch for one in functions)),
-            (f"the states {names} count together, and a seed is of one state", len(plan.branches) > 1),
+            (f"the states {names} count together, and this is for one state", len(plan.branches) > 1),
             (
                 "functions or states of your own get the same batches",
                 bool(plan.after_commit),
             ),
         ):
             if is_so:
-                raise ConfigurationError(
-                    f"state {job.spec.state!r} cannot be seeded: {why}. Nothing was written. Start its query over a "
-                    "source that has the history, whose batches are counted as any."
-                )
-    if not plan.branches:
-        raise ConfigurationError(f"the stream {plan.stream!r} keeps no state of its own, so there is nothing to seed.")
+                yield job.spec.state, why
 
 
 class Seeding:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
+    from mapstate.spark.driver.correcting import Corrected
     from mapstate.spark.driver.seeding import SeedReport
 
 Kind = Literal["updates", "answers", "events"]
@@ -154,6 +155,35 @@ class PersistentAggregate(OfQuery):
         from mapstate.spark.streams.seeding import seed_query
 
         return seed_query(self.query, checkpointLocation, dry_run=dry_run, buckets=buckets, options=options or {})
+
+    def correct(
+        self,
+        *,
+        id: str,  # noqa: A002  as every correction is told by it
+        add: DataFrame | None = None,
+        retract: DataFrame | None = None,
+        take_over: bool = False,
+    ) -> Corrected:
+        """Adds rows that never came, and takes back rows that were counted, in one attempt of its own. Driver.
+
+        For an opaque state that counts a batch, with its query stopped: a batch that begins meanwhile fences the
+        correction, and nothing of it counts. The rows have the columns of the DataFrame that `newStream` got, and go
+        through the stream's own steps. Readers see the state before or after it.
+
+        ``id``         its name: the same call again, after whatever error or crash, writes nothing a second time
+        ``add``        rows to count
+        ``retract``    rows to take back, of a state that keeps `Count`, `Sum` and `Avg` only. Nothing tells whether
+                       each was counted, unless a number falls below 0: that is refused
+        ``take_over``  leaves an attempt in flight behind, whose driver is gone for good
+
+        Returns a `Corrected`. Raises ConfigurationError for a state that cannot be corrected and for an aggregator that
+        cannot take rows back, UsageError while a batch is in flight and where the id stands for other rows, and what a
+        batch raises. See docs/life.md#correct
+        """
+        from mapstate.spark.driver.correcting import correct
+
+        query = self.query
+        return correct(query.plan, query.df, self.branch, id=id, add=add, retract=retract, take_over=take_over)
 
     def on_batch(self, function: OnBatch) -> Self:
         """Call ``function`` with each batch's `BatchReport`. Returns self.

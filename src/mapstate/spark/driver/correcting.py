@@ -1,0 +1,272 @@
+"""A correction of a state's past: rows that never came are added, rows that were counted are taken back. Driver.
+
+It is an operator's attempt, as a vacuum is, whose tasks run as those of a batch. It adds an entry to the state's list
+under an id: by that, and by a digest of the rows, it is there once, however often it is called. The rules of the ledger
+are in `mapstate.protocol.upkeep`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.retraction import SIGN, correctable
+from mapstate.backends import opened
+from mapstate.capabilities import close_if_possible
+from mapstate.errors import ConfigurationError, MapStateError, UsageError, shown
+from mapstate.maps.operator_list import ListEntry, of_kind, read_list, write_entries
+from mapstate.maps.serialized import writer_of
+from mapstate.operations.vacuum import check_able
+from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger_record import LedgerRecord, now
+from mapstate.protocol.opening import open_ledger
+from mapstate.protocol.stored_ledger import read_ledger
+from mapstate.protocol.upkeep import begin_operator
+from mapstate.spark.driver.access import access_of, configured, is_connect
+from mapstate.spark.driver.executors import check_executors
+from mapstate.spark.driver.frames import ONE_DRAW, computed_once, through
+from mapstate.spark.driver.job import Branch, StreamPlan
+from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
+from mapstate.spark.driver.seeding import why_not_alone
+from mapstate.spark.driver.state import StateDriver
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+_NESTED = ("array", "map", "struct", "variant")
+_LONGEST_ID = 200  # characters
+_log = logging.getLogger("mapstate")
+
+
+class Corrected(NamedTuple):
+    """The end of a correction. ``rows`` are those that the state got, ``keys`` those that it wrote.
+
+    ``was_done`` says that it had been applied before, under the same id, and nothing was written now.
+    """
+
+    state: str
+    id: str
+    txid: int
+    rows: int
+    keys: int
+    was_done: bool
+
+    def __str__(self) -> str:
+        before = " before" if self.was_done else ""
+        return f"{self.state}: applied{before} as txid {self.txid}: {self.rows:,} rows, {self.keys:,} keys"
+
+
+def correct(
+    plan: StreamPlan,
+    df: DataFrame,
+    branch: Branch,
+    *,
+    id: str,  # noqa: A002  as the method has it
+    add: DataFrame | None,
+    retract: DataFrame | None,
+    take_over: bool,
+) -> Corrected:
+    """See `PersistentAggregate.correct`. ``df`` is the stream, and ``branch`` the state."""
+    _check(plan, df, branch, id, [frame for frame in (add, retract) if frame is not None])
+    job = branch.job
+    if retract is not None:
+        signed = correctable(job.aggregators)
+        job = replace(job, aggregators=signed, columns={**job.columns, SIGN: "int"})
+    state = (branch.make_driver or StateDriver)(Branch(job, make_driver=branch.make_driver))
+    with opened(job.spec.backend, job.spec.state) as store:
+        one = _Correction(store, state, id, take_over=take_over)
+        one.check(one.ledger.remember())
+        if not access_of(df).is_local():
+            check_executors(df, [branch])
+        with _given(df, add, retract) as rows:
+            digest = _digest_of(rows)
+            frame = _taken(rows, branch, [sign for sign, part in ((1, add), (-1, retract)) if part is not None])
+            with closing(_Opened(state)):
+                return one.run(frame, digest, RetryPolicy([job.spec], access_of(df).may_go_on))
+
+
+class _Correction:
+    """The way of one call."""
+
+    def __init__(self, store: Any, state: StateDriver, name: str, *, take_over: bool) -> None:
+        self._store, self._state, self._id, self._take_over = store, state, name, take_over
+        check_able(store, state.name, "correction")
+        read_ledger(store, state.name)  # raises the better error if there is no ledger
+        self.ledger = Ledger(store, state.name)
+
+    def check(self, seen: LedgerRecord) -> None:
+        """Refuse before any row is computed."""
+        begin_operator(seen, "", "correction", take_over=self._take_over)
+        name = self._state.name
+        if seen.last_commit is None:
+            raise UsageError(
+                f"state {name!r} counts no batch yet, so there is nothing to correct. Nothing was written. Start the "
+                "query first."
+            )
+        if seen.may_lose_last_batch():
+            raise UsageError(
+                f"state {name!r} was committed apart from others of its topology, and its last batch may have to be "
+                "rolled back. Nothing was written. Start the query, and correct after its next batch."
+            )
+        as_job = open_ledger(seen, self._state.open_request(seen.owner))
+        if msgspec.structs.replace(as_job, epoch=seen.epoch, session=seen.session) != seen:
+            raise UsageError(
+                f"state {name!r}: the job declares other fields or options than its last batch had. Nothing was "
+                "written. Start the query with it once, and correct then."
+            )
+
+    def run(self, frame: DataFrame, digest: str, policy: RetryPolicy) -> Corrected:
+        while True:
+            try:
+                return self._applied(frame, digest)
+            except Exception as error:
+                if policy.after(error) is not Decision.BEGIN_ANEW:
+                    raise
+                _log.warning("a correction of %s is begun anew: %s", self._state.name, error)
+
+    def _applied(self, frame: DataFrame, digest: str) -> Corrected:
+        seen = self.ledger.remember()
+        known = read_list(self._store, seen)
+        for entry in of_kind(known, "correction").values():
+            if entry.id == self._id:
+                return self._done_before(entry, digest)
+        self.check(seen)
+        attempt = self.ledger.begin_operator("correction", take_over=self._take_over, seen=seen)
+        try:
+            result = self._state.attempt((frame, None), self.ledger.record, attempt)
+            last = seen.last_commit
+            entry = ListEntry(
+                kind="correction",
+                id=self._id,
+                at=now(),
+                txid=attempt.txid,
+                digest=digest,
+                owner="" if last is None else last.owner,
+                batch_id=None if last is None else last.batch_id,
+                offsets=None if last is None else last.offsets,
+                keys=result.keys,
+                rows=result.rows,
+            )
+            with writer_of(self._store, attempt.token, has_txids=True) as writer:
+                write_entries(writer, seen, attempt, {len(known): entry})
+            self.ledger.commit_correction(attempt.txid, keys_delta=result.keys_delta, log=result.panes)
+        except BaseException:
+            with suppress(MapStateError):
+                self.ledger.give_up_operator(attempt.txid)
+            raise
+        _log.info("state %s: correction %r, txid %d, %d rows", seen.state, self._id, attempt.txid, result.rows)
+        return Corrected(seen.state, self._id, attempt.txid, result.rows, result.keys, was_done=False)
+
+    def _done_before(self, entry: ListEntry, digest: str) -> Corrected:
+        if entry.digest != digest or entry.txid is None:
+            raise UsageError(
+                f"state {self._state.name!r} counts other rows under the id {self._id!r}, applied as txid {entry.txid} "
+                f"at {entry.at}. Nothing was written. Take another id."
+            )
+        return Corrected(self._state.name, self._id, entry.txid, entry.rows, entry.keys, was_done=True)
+
+
+class _Opened:
+    """The store that a state's driver has opened for itself, until it is closed."""
+
+    def __init__(self, state: StateDriver) -> None:
+        self._store = state.open()
+
+    def close(self) -> None:
+        close_if_possible(self._store)
+
+
+def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Sequence[DataFrame]) -> None:
+    """Raises UsageError for a wrong call, and ConfigurationError for a state that cannot be corrected."""
+    if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_ID:
+        raise UsageError(
+            f"id is the correction's own name, a text of at most {_LONGEST_ID} characters, not {shown(name)}: by it a "
+            "second call writes nothing. Nothing was written."
+        )
+    if not given:
+        raise UsageError("correct takes rows to add, rows to retract, or both. Nothing was written.")
+    if is_connect(df) or any(map(is_connect, given)):
+        raise UsageError(
+            "a correction runs in the process that calls it, and under Spark Connect batches run in one of the server. "
+            "Nothing was written. Correct with classic PySpark."
+        )
+    if any(frame.isStreaming for frame in given):
+        raise UsageError("correct takes rows that are there, and no stream: read them with spark.read.")
+    spec = branch.job.spec
+    whys = [why for state, why in why_not_alone(plan) if state == spec.state]
+    if branch not in plan.branches:
+        whys.append("it follows another state")
+    if branch.downstream or branch.fired:
+        whys.append("functions get its new values, and would lack those of the correction")
+    if spec.type == "transactional":
+        whys.append("it is transactional, and only opaque records keep the value before")
+    if whys:
+        raise ConfigurationError(
+            f"state {spec.state!r} cannot be corrected: {whys[0]}. Nothing was written. Build it anew beside this one, "
+            "and swap. See docs/life.md#correct"
+        )
+    for frame in given:
+        found = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+        for field in df.schema.fields:
+            if found.get(field.name) != field.dataType.simpleString():
+                raise ConfigurationError(
+                    f"the rows of a correction of {spec.state!r} need the columns of the stream, as it was given to "
+                    f"newStream: {field.name} {field.dataType.simpleString()}. They have "
+                    f"{found.get(field.name, 'none')} there. Nothing was written."
+                )
+
+
+@contextmanager
+def _given(df: DataFrame, add: DataFrame | None, retract: DataFrame | None) -> Iterator[DataFrame]:
+    """All rows with the stream's own columns and a sign, computed once: the digest is of the rows that count."""
+    from pyspark.sql import functions as F
+
+    columns = [column_of(name) for name in df.schema.names]
+    parts = [
+        frame.select(*columns, F.lit(sign).cast("int").alias(SIGN))
+        for sign, frame in ((1, add), (-1, retract))
+        if frame is not None
+    ]
+    rows = parts[0] if len(parts) == 1 else parts[0].union(parts[1])
+    with configured(rows, ONE_DRAW):
+        kept, release = computed_once(rows)
+    try:
+        yield kept
+    finally:
+        release()
+
+
+def _taken(rows: DataFrame, branch: Branch, signs: Sequence[int]) -> DataFrame:
+    """The rows as the state takes them: after the stream's own steps, with their sign where some are taken back."""
+    from pyspark.sql import functions as F
+
+    state, frames = StateDriver(branch), []
+    for sign in signs:
+        frame = through(branch.steps, rows.where(F.col(SIGN) == sign).drop(SIGN), None)
+        state.check_columns(frame)
+        frame = frame.select(*map(column_of, branch.job.columns)) if branch.job.columns else frame
+        frames.append(frame.withColumn(SIGN, F.lit(sign).cast("int")) if -1 in signs else frame)
+    return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
+
+
+def _digest_of(rows: DataFrame) -> str:
+    """A digest of the rows, in whatever order they come."""
+    from pyspark.sql import functions as F
+
+    def text_of(name: str, kind: str) -> Column:
+        return column_of(name).cast("string") if kind.startswith(_NESTED) else column_of(name)
+
+    fields = [(field.name, field.dataType.simpleString()) for field in rows.schema.fields]
+    nulls = [column_of(name).isNull() for name, _ in fields]  # a hash passes over nulls
+    values = [text_of(name, kind) for name, kind in fields]
+    sums = [F.sum(F.xxhash64(F.lit(seed), *nulls, *values).cast("decimal(38,0)")) for seed in (1, 2)]
+    (found,) = rows.agg(F.count(F.lit(1)), *sums).collect()
+    text = ",".join(map(str, [*(name for name, _ in fields), *found]))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
