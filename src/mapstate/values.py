@@ -6,8 +6,10 @@ import datetime as dt
 import math
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
+from fractions import Fraction
 from functools import lru_cache
 from html import escape
+from numbers import Real
 from typing import Any
 
 import msgspec
@@ -72,6 +74,25 @@ def text(value: Any, kind: str = "any") -> str:
 def json_text(value: Any, kind: str = "any") -> str | None:
     """A value as the text of its JSON, None for null."""
     return None if value is None else _encoder.encode(plain(value, kind)).decode()
+
+
+def are_numbers(*values: Any) -> bool:
+    """Whether all values are numbers, or booleans."""
+    return all(isinstance(value, Real | Decimal) for value in values)
+
+
+def difference(one: Any, other: Any) -> float:
+    """How far two values are apart: 0 where they are equal, infinity where they differ and are no finite numbers."""
+    if type(one) is type(other) and one == other:
+        return 0.0
+    if are_numbers(one, other) and not isinstance(one, bool) and not isinstance(other, bool):
+        if one == other or (one != one and other != other):  # noqa: PLR0124  NaN
+            return 0.0
+        if math.isfinite(one) and math.isfinite(other):
+            return float(abs(Fraction(one) - Fraction(other))) or 5e-324
+        return math.inf
+    kinds = [(isinstance(value, str), isinstance(value, bool)) for value in (one, other)]
+    return 0.0 if kinds[0] == kinds[1] and plain(one) == plain(other) else math.inf
 
 
 def html_table(title: str, rows: Iterable[Iterable[Any]]) -> str:

@@ -77,6 +77,7 @@ def test_the_fields_of_a_commands_json_are_those_of_the_page(name, tmp_path):
     job.batch(a=1)
     job.batch(a=2)
     Job(url, state="t").batch(a=1)
+    Job(url, state="same").batch(a=2)
     Tens(url, "tens").batch({15: {"a": 1}}, watermark=15)
     more = {
         "ls": [],
@@ -85,6 +86,7 @@ def test_the_fields_of_a_commands_json_are_those_of_the_page(name, tmp_path):
         "advance": ["tens", "--to", "17", "--yes"],
         "watch": ["s", "--count", "1"],
         "export": ["s", "--to", str(tmp_path / "x.csv")],
+        "compare": ["s", "same"],
         "swap": ["s", "--to", "t", "--force"],
         "forget": ["s", "a", "--id", "t", "--yes"],
         **{one: ["s", "--yes"] for one in ("recount", "drop", "rollback")},

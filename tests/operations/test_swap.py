@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from driven_reader import WAYS
 from service import client_of
-from states import Job
 from typer.testing import CliRunner
+from versions import Version
 
 import mapstate.operations.drop as dropping
 import mapstate.operations.swap as operation
@@ -29,7 +29,6 @@ from mapstate.operations.forget import forget, forget_listed, listed
 from mapstate.operations.states import list_states
 from mapstate.operations.swap import keep_only, swap
 from mapstate.protocol.alias import AliasRecord
-from mapstate.protocol.ledger_record import Commit
 from mapstate.schema import Field
 from mapstate.testing import wait_for
 
@@ -49,22 +48,6 @@ def url(request: Any, tmp_path: Any) -> str:
 def opened(request: Any) -> Any:
     """Opens a reader, blocking or on an event loop."""
     return WAYS[request.param]["open_reader"]
-
-
-class Version(Job):
-    """A version of a state, with a query of its own, whose batches end at offsets of one partition of Kafka."""
-
-    def __init__(self, url: str, *, state: str, **changes: Any) -> None:
-        super().__init__(url, state=state, owner=f"query of {state}", **changes)
-
-    def commit(self, attempt: Any, end: int, **values: int) -> None:
-        done: dict[str, Any] = {"batch_id": self.next, "txid": attempt.txid, "keys": len(values)}
-        done["owner"] = self.ledger.record.owner
-        self.ledger.commit(Commit(**done, at="2026-11-28T20:00:00Z", offsets=json.dumps([{"t": {"0": end}}])))
-        self.next += 1
-
-    def batch_to(self, end: int, **values: int) -> None:
-        self.commit(self.attempt(**values), end, **values)
 
 
 def versions(url: str, *ends: int, **changes: Any) -> list[Version]:

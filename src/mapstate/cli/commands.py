@@ -16,7 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from mapstate import errors
 from mapstate.cli.arguments import with_output
-from mapstate.cli.export import export
+from mapstate.cli.export import compare, export
 from mapstate.cli.forget import forget
 from mapstate.cli.look import doctor, get, ledger, ls, serve, watch, windows
 from mapstate.cli.show import say
@@ -136,7 +136,7 @@ def text_of(topic: str) -> str:
 
 _COMMANDS: tuple[Callable[..., None], ...] = (
     *(ls, get, windows, watch, serve, export, ledger, doctor),
-    *(vacuum, recount, advance, swap, forget, drop, adopt, rollback, rewind),
+    *(vacuum, recount, advance, compare, swap, forget, drop, adopt, rollback, rewind),
     *(topologies, monitor, activate, deactivate, rebalance, kill, explain),
 )
 for _command in _COMMANDS:

@@ -1,4 +1,4 @@
-"""The command that copies a state out of its store: export; and the formats of its file: CSV, JSON lines, Parquet."""
+"""The commands that read a whole state: export, compare; and the formats of their files: CSV, JSON lines, Parquet."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ import typer
 from mapstate.cli.arguments import Exact, State, Url, store_url
 from mapstate.cli.show import Output, keys_held, progress, say
 from mapstate.errors import StoreError, UnsupportedTypeError, UsageError, missing_driver, shown
+from mapstate.operations.compare import Compared, Difference
+from mapstate.operations.compare import compare as compare_states
 from mapstate.operations.export import Column, Exported, Write
 from mapstate.operations.export import export as export_state
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.aliased import version_of
 from mapstate.reader.tables import array_of, arrow_type
-from mapstate.urls import LIKE_A_URL
+from mapstate.urls import LIKE_A_URL, quoted
 from mapstate.values import json_text, plain, text
 
 Pages = Iterator[list[tuple[Any, ...]]]
@@ -66,6 +68,85 @@ def export(
     if done.unreadable:
         named = ", ".join(map(shown, done.unreadable_keys))
         out.fail(f"{done.unreadable} keys cannot be read, and were left out: {named}")
+
+
+def compare(
+    out: Output,
+    *,
+    url: Url = None,
+    first: Annotated[str, typer.Argument(metavar="STATE", help="a state, by its own name", show_default=False)],
+    second: Annotated[str, typer.Argument(metavar="STATE", help="the other one", show_default=False)],
+    fields: Annotated[
+        str | None, typer.Option(help="those to compare, with commas; else all that both have", show_default=False)
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="of the keys that differ: .csv, .jsonl or .parquet", show_default=False),
+    ] = None,
+    passes: Annotated[int, typer.Option(min=1, help="how often a key is read that batches write meanwhile")] = 3,
+    tolerance: Annotated[
+        list[str], typer.Option(metavar="FIELD=NUMBER", help="numbers as near as this are equal; once for each")
+    ] = [],  # noqa: B006
+    sample: Annotated[str, typer.Option(metavar="PERCENT", help="of the keys, by a hash of the key: 1%")] = "100%",
+    wait: Annotated[float, typer.Option(min=0, help="seconds until both have passed the further one's offsets")] = 600,
+) -> None:
+    """Compares two versions of a state while their jobs run; exit code 1 if any key differs."""
+    if to is not None and LIKE_A_URL.search(to):
+        raise UsageError("FILE is a local file; what was given looks like a URL, and is not shown")
+    place, write = store_url(url), None if to is None else FORMATS[_format_of(to, None)]
+    with progress("reading keys", keys_held(place, first)) as update:
+        done = compare_states(
+            *(place, first, second),
+            fields=None if fields is None else fields.split(","),
+            tolerances=dict(map(_tolerance, tolerance)),
+            sample=_part(sample),
+            passes=passes,
+            wait=wait,
+            to=to,
+            write=write,
+            on_page=lambda keys: update(keys, f"{keys} keys read"),
+        )
+    shown_passes = "1 pass" if done.passes == 1 else f"{done.passes} passes"
+    said = (
+        f"equal {done.equal:,}   different {done.different:,}   only in {first} {done.only_in_first:,}   "
+        f"only in {second} {done.only_in_second:,}   in motion {done.in_motion:,} ({shown_passes})"
+    )
+    out.answer({**done._asdict(), "largest": [_json_difference(one) for one in done.largest]}, said)
+    if not out.as_json:
+        for line in _how(done):
+            say(line)
+        for one in done.largest:
+            first_row, second_row = (json_text(row) for row in (one.first, one.second))
+            say(f"{json_text(one.key)}   {first_row}   {second_row}")
+    out.has_failed = not done.is_equal
+
+
+def _how(done: Compared) -> list[str]:
+    if done.how == "offsets":
+        return [f"Exact as of {position}" for position in done.positions]
+    if done.how == "final windows":
+        return ["Exact for windows that are final in both."]
+    return ["As they are: the offsets cannot be compared, and no batch was committed meanwhile."]
+
+
+def _json_difference(one: Difference) -> dict[str, Any]:
+    rows = ({name: plain(value) for name, value in row.items()} for row in (one.first, one.second))
+    return dict(zip(("key", "first", "second"), ([plain(part) for part in one.key], *rows), strict=True))
+
+
+def _tolerance(text: str) -> tuple[str, float]:
+    name, _, number = text.rpartition("=")
+    try:
+        return name, float(number)
+    except ValueError:
+        raise UsageError(f"a tolerance is FIELD=NUMBER, such as bytes=0.01, not {quoted(text)}") from None
+
+
+def _part(text: str) -> float:
+    try:
+        return float(text.removesuffix("%")) / 100
+    except ValueError:
+        raise UsageError(f"a sample is a percentage, such as 1%, not {quoted(text)}") from None
 
 
 def _as_of(done: Exported) -> str:

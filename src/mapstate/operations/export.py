@@ -117,10 +117,10 @@ def export(
     made = target.with_name(f"{target.name}.part-file")
     try:
         for path in (target, made):
-            _check_replaceable(path)
+            check_replaceable(path)
         with _ExportFile(target.with_name(f"{target.name}.part")) as part:
             done, columns = _collect(backend, state, part, page_size, on_page)
-            _write(made, target, part.rows(columns), columns, write)
+            write_file(made, target, part.rows(columns), columns, write)
             part.remove()
             return done
     except errors.MapStateError:  # an error of the store may be an OSError, too
@@ -151,7 +151,7 @@ def _collect(
             unreadable = int(error.facts["count"]), tuple(error.facts["keys"])
         last = reader.ledger()
     rows = part.count()
-    is_one_batch = start.is_whole and _same_values(start.ledger, last)
+    is_one_batch = start.is_whole and same_values(start.ledger, last)
     missing = 0 if expected is None or not is_one_batch else max(0, expected - rows)
     columns = list(starmap(Column, types_of(ledger.keys, shown_fields(ledger, {})).items()))
     time = None if end is None else end_time(ledger, end)
@@ -190,13 +190,13 @@ def _read_all(
         part.commit()
 
 
-def _same_values(before: LedgerRecord, after: LedgerRecord) -> bool:
+def same_values(before: LedgerRecord, after: LedgerRecord) -> bool:
     """Whether all that was read between the two ledgers is as of one batch."""
     at_work = before.type != "opaque" and (before.in_flight is not None or after.in_flight is not None)
     return not at_work and before.contents() == after.contents()
 
 
-def _check_replaceable(path: Path) -> None:
+def check_replaceable(path: Path) -> None:
     """Raise UsageError where an export cannot replace the file, or would destroy states."""
     if not path.absolute().parent.is_dir() or (path.exists() and not path.is_file()):
         raise UsageError(
@@ -209,7 +209,7 @@ def _check_replaceable(path: Path) -> None:
             raise UsageError(f"{str(path)!r} is a SQLite database, which may hold states: no export replaces it")
 
 
-def _write(
+def write_file(
     made: Path, target: Path, rows: Iterator[list[tuple[Any, ...]]], columns: list[Column], write: Write
 ) -> None:
     """Write the file beside its target, and rename it once it is on the disk."""
@@ -321,7 +321,7 @@ class _ExportFile:
         found = self._db.execute("SELECT format, state, ledger, is_whole FROM about").fetchone()
         if found is not None and found[:2] == (_FORMAT, state):
             before = decode_ledger(found[2], state)
-            is_whole = bool(found[3]) and _same_values(before, ledger)
+            is_whole = bool(found[3]) and same_values(before, ledger)
             is_of_one_time = ledger.rolling is None  # rolling windows end when an export begins
             if is_of_one_time and _same_state(before, ledger) and (is_whole or not anew_if_changed):
                 self._db.execute("UPDATE about SET is_whole = ?", (is_whole,))
@@ -361,7 +361,7 @@ class _ExportFile:
 
     def rows(self, columns: Sequence[Column]) -> Iterator[list[tuple[Any, ...]]]:
         """All rows, a page at a time, in the order of the key texts."""
-        decoder = msgspec.msgpack.Decoder(tuple[tuple(_row_type(column.type) for column in columns)])  # type: ignore[misc]
+        decoder = row_decoder([column.type for column in columns])
         cursor = self._db.execute("SELECT row FROM rows ORDER BY key")
         while page := cursor.fetchmany(_PAGE):
             yield [decoder.decode(row) for (row,) in page]
@@ -374,6 +374,11 @@ class _ExportFile:
 
 
 _encoder = msgspec.msgpack.Encoder(decimal_format="string")
+
+
+def row_decoder(types: Sequence[str]) -> msgspec.msgpack.Decoder[Any]:
+    """Reads rows of values of these Spark types back from MessagePack."""
+    return msgspec.msgpack.Decoder(tuple[tuple(map(_row_type, types))])  # type: ignore[misc]
 
 
 def _row_type(name: str) -> Any:

@@ -259,6 +259,23 @@ def behind_by(ends: str | None, others: str | None) -> list[str] | None:
     return behind
 
 
+def further(ends: str | None, others: str | None) -> str | None:
+    """The further offsets of two queries, in each partition; None where they cannot be compared."""
+    if behind_by(ends, others) is None or behind_by(others, ends) is None:
+        return None
+    pairs = list(zip(json.loads(ends or ""), json.loads(others or ""), strict=True))
+    if any(end.keys() != other.keys() for end, other in pairs):
+        return None
+    join = [
+        {
+            topic: {part: max(end[topic].get(part, 0), other[topic].get(part, 0)) for part in end[topic] | other[topic]}
+            for topic in end
+        }
+        for end, other in pairs
+    ]
+    return json.dumps(join, sort_keys=True, separators=(",", ":"))
+
+
 def _is_same(known: PlanDigest, present: PlanDigest) -> bool:
     if known.upstream_txid is not None and present.upstream_txid not in (known.upstream_txid, None):
         return False

@@ -1,0 +1,499 @@
+"""Compare two versions of a state while their jobs run: for an operator, without Spark. See docs/life.md.
+
+The two are never at the same offsets. So the ledgers of both are read first, then P: the further position of the two.
+When both versions have passed P, their records are read. A record whose txid is not above the last txid of its first
+ledger *stood still*: nothing was committed to it since a position at or before P, and it was read at P or behind. So
+its value is that of its version at P. Of a key that stood still in both, both values are exact as of P. All others are
+in motion, and are read again by the same rule with a P of their own. `model.comparing` plays this, and what is wrong.
+"""
+
+from __future__ import annotations
+
+import heapq
+import sqlite3
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
+from errno import ENOSPC
+from hashlib import blake2b
+from itertools import accumulate, count, groupby, repeat, starmap
+from math import inf
+from operator import itemgetter
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mapstate.backends import opened
+from mapstate.backing_map import Backend
+from mapstate.errors import MapStateError, StaleBatchError, StoreError, StoreFullError, UsageError, check_range, cut
+from mapstate.keys import KeyCodec, StoreKey
+from mapstate.maps.serialized import Room
+from mapstate.operations.export import Column, Write, check_replaceable, row_decoder, same_values, write_file
+from mapstate.operations.swap import complete
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.ways_back import behind_by, further
+from mapstate.reader.committed import CommittedReads
+from mapstate.reader.rolling import Asked, check_columns, shown_fields
+from mapstate.reader.tables import types_of
+from mapstate.schema import number_of
+from mapstate.serializers import RecordCodec, serializer
+from mapstate.values import are_numbers, difference
+from mapstate.waiting import pause
+
+_PAGE = 1000
+_PAUSE = 0.05
+_MOST = 10
+_ROW = msgspec.msgpack.Encoder(decimal_format="string")
+
+
+class Difference(NamedTuple):
+    """A key whose values differ, and the compared fields of both versions. A key column has its place in ``key``."""
+
+    key: tuple[Any, ...]
+    first: dict[str, Any]
+    second: dict[str, Any]
+
+
+class Compared(NamedTuple):
+    """The result of a comparison. Each key is in one of the five numbers.
+
+    ``equal``, ``different``            keys in both versions
+    ``only_in_first``, ``only_in_second``  keys that the other version does not have
+    ``in_motion``   keys that batches have written in each pass, so that nothing is known of them
+    ``passes``      how often keys were read
+    ``fields``      those that were compared
+    ``positions``   the offsets as of which the keys are, one of each pass; empty where ``how`` is not "offsets"
+    ``how``         "offsets"; "final windows", which need none; or "as they are": the offsets cannot be compared, and
+                    no batch was committed while both were read
+    ``largest``     the ten largest differences
+    """
+
+    equal: int
+    different: int
+    only_in_first: int
+    only_in_second: int
+    in_motion: int
+    passes: int
+    fields: list[str]
+    positions: list[str]
+    how: str
+    largest: list[Difference]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether no compared key differs."""
+        return not (self.different or self.only_in_first or self.only_in_second)
+
+
+def compare(
+    backend_or_url: Backend | str,
+    first: str,
+    second: str,
+    *,
+    fields: Sequence[str] | None = None,
+    tolerances: Mapping[str, float] | None = None,
+    sample: float = 1.0,
+    passes: int = 3,
+    wait: float = 600.0,
+    to: str | Path | None = None,
+    write: Write | None = None,
+    page_size: int = _PAGE,
+    on_page: Callable[[int], None] | None = None,
+) -> Compared:
+    """Compare the values of two states of a store, each as of the same position of their source, while jobs run.
+
+    States with windows are compared by key and window, those that are final in both and gone in none. Stores are only
+    read. What was read is in a temporary SQLite file, about as large as both states; memory holds a page.
+
+    Args:
+        backend_or_url: The store of both.
+        first: A state, by its own name: no alias is followed.
+        second: Another one, with the same key columns.
+        fields: Those to compare; None: all that both have.
+        tolerances: By field, how far two numbers may be apart and count as equal.
+        sample: The part of the keys to compare, by a hash of the key, above 0 and up to 1.
+        passes: How often a key is read that is in motion.
+        wait: Seconds to wait, in each pass, until both versions have passed the further position of the two.
+        to: A file for the keys that differ; one that is there is replaced at the end. With ``write``, its format.
+        write: See `mapstate.operations.export.Write`.
+        page_size: Keys read at a time.
+        on_page: Called after each page with the number of keys so far.
+
+    Raises:
+        UsageError: The two cannot be compared: other key columns, windows of another kind, rolling windows, a ttl, no
+            common field, offsets that cannot be compared while a job runs, or one version stayed behind.
+        StaleBatchError: A state was reset, rolled back, made anew or put back meanwhile.
+        CorruptRecordError: A key cannot be read.
+        StateNotFoundError: There is no such state.
+        StoreFullError: There is no room for the temporary file, or for ``to``.
+        StoreError: The store failed, or a file.
+
+    """
+    check_range("sample", sample, 0.0, 1.0, " of all keys")
+    check_range("passes", passes, 1, 1000, " of passes")
+    if not sample or first == second:
+        raise UsageError("a comparison needs two states, and a sample above 0. Nothing was read.")
+    made = None if to is None else Path(to).with_name(f"{Path(to).name}.part-file")
+    for path in () if to is None or made is None else (Path(to), made):
+        check_replaceable(path)
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="mapstate-compare-"))
+        versions = [_Version(stack.enter_context(opened(backend_or_url, name)), name) for name in (first, second)]
+        names = _common(versions, fields)
+        check_columns(first, [*(tolerances or {})], names)
+        far = {name: (tolerances or {}).get(name, 0.0) for name in names}
+        try:
+            with closing(sqlite3.connect(f"{folder}/rows.db", isolation_level=None)) as db:
+                work = _Comparison(db, versions, far, page_size, on_page)
+                done = work.run(sample, passes, wait)
+                if to is not None and made is not None and write is not None:
+                    write_file(made, Path(to), work.differing(), work.columns, write)
+                return done
+        except MapStateError:  # an error of the store may be an OSError, too
+            raise
+        except (sqlite3.Error, OSError) as error:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            is_full = code == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == ENOSPC
+            raise (StoreFullError if is_full else StoreError)(
+                f"the comparison could not write {str(to)!r} or its temporary file in {folder} ({cut(error)}). Nothing "
+                "else was written. Look at the disk; TMPDIR and SQLITE_TMPDIR name another one."
+            ) from error
+
+
+def stood_still(txid: int, first: LedgerRecord) -> bool:
+    """Whether a record has the value that it had under an earlier ledger, and at each moment since."""
+    return first.last_txid is not None and txid <= first.last_txid
+
+
+def goes_on(first: LedgerRecord, now: LedgerRecord) -> bool:
+    """Whether all that counted under the earlier ledger counts, in the same form."""
+    names = ("first_txid", "floor", "keys", "fields", "type")
+    same = all(getattr(first, name) == getattr(now, name) for name in names)
+    return same and now.next_txid >= first.next_txid and first.last_txid is not None and first.last_txid in now.view()
+
+
+def keeps_absent(first: LedgerRecord, now: LedgerRecord) -> bool:
+    """Whether a key without a record had none at any moment since the earlier ledger, or none with a value.
+
+    Only a vacuum removes a record, after a batch has taken its value; and a forget, which may have begun before.
+    """
+    attempt = first.in_flight
+    removes = attempt is not None and attempt.batch_id is None and attempt.kind != "vacuum"
+    return first.rewrites == now.rewrites and not removes
+
+
+def offsets_of(ledger: LedgerRecord) -> str | None:
+    """Where the last batch of a version ended."""
+    return None if ledger.last_commit is None else ledger.last_commit.offsets
+
+
+def is_behind(ledger: LedgerRecord, position: str) -> bool:
+    """Whether a version is before a position, in any partition."""
+    return behind_by(position, offsets_of(ledger)) != []
+
+
+class _Codec(RecordCodec):
+    """The codec of a state, which keeps the records that it has read last."""
+
+    records: Sequence[Any] = ()
+
+    def loads(self, keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
+        self.records = found = super().loads(keys, data)
+        return found
+
+
+class _Version:
+    """One of the two states.
+
+    ``first``    the ledger from which on its records have to stand still
+    ``checked``  the ledger of the last read in this pass
+    ``last``     the ledger after all reads of a pass
+    """
+
+    def __init__(self, store: Any, state: str) -> None:
+        self.state, self.reads = state, CommittedReads(store, state, "committed", {})
+        self.first = self.last = ledger = complete(self.reads.ledger())
+        self.checked: LedgerRecord | None = None
+        if ledger.rolling is not None or ledger.has_had_ttl:
+            kind = "has a ttl, so keys go by the clock" if ledger.rolling is None else "has rolling windows"
+            raise UsageError(f"state {state!r} {kind}: it cannot be compared. Nothing was read.")
+        if ledger.windows is not None and ledger.windows.definition.has_parts:
+            raise UsageError(
+                f"state {state!r} has sliding windows or sessions, whose records are parts of windows: they cannot be "
+                "compared. Nothing was read. Compare the keys of StateReader.window(end)."
+            )
+        self.codec = _Codec(serializer(ledger.serializer), state, ledger.type, ledger.fields, ledger.field_counts)
+        self.keys = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
+        self.room = Room(ledger.fields)
+        self.types = types_of((), shown_fields(ledger, {}))
+        self.asked = Asked(state)
+
+    @property
+    def floor(self) -> int:
+        """Where the last final window ends."""
+        windows: Any = self.first.windows
+        return int(windows.definition.panes.floor(self.reads.final_mark(self.first)))
+
+    def read(self, texts: list[StoreKey]) -> tuple[LedgerRecord, list[tuple[StoreKey, Any, Any]]]:
+        """The ledger, and of each key that has a record the key, the record and the value."""
+        opened_as, values = self.reads.read(texts, None, self.room, self.codec)
+        values = self.reads.without_gone(opened_as.ledger, texts, values)
+        named = self.asked.named(opened_as.fields, values)
+        found = zip(texts, self.codec.records, named, strict=True)
+        return opened_as.ledger, [one for one in found if one[1] is not None]
+
+    def end_of(self, key: StoreKey) -> int:
+        """Where the window of a key ends."""
+        windows: Any = self.first.windows
+        return int(windows.definition.panes.last_end(number_of(self.keys.decode(key)[0])))
+
+    def has_lost(self, key: StoreKey) -> bool:
+        """Whether the window of a key may have been removed while both were read."""
+        windows: Any = self.last.windows
+        start = number_of(self.keys.decode(key)[0])
+        return bool(windows.is_expired(start, self.reads.last_windows(self.last)))
+
+    def changed(self, why: str) -> StaleBatchError:
+        return StaleBatchError(
+            f"state {self.state!r} {why} meanwhile, so nothing is known of the keys that were read. Nothing was "
+            "written. Compare again.",
+            state=self.state,
+        )
+
+
+def _common(versions: Sequence[_Version], fields: Sequence[str] | None) -> list[str]:
+    """The fields to compare. Raises UsageError where the keys, windows or fields of the two have nothing in common."""
+    one, other = versions
+    windows = [version.first.windows for version in versions]
+    same = [None if record is None else (record.definition.panes, record.definition.by_clock) for record in windows]
+    if one.first.keys != other.first.keys or same[0] != same[1]:
+        columns = (", ".join(f"{key.name} {key.type}" for key in version.first.keys) for version in versions)
+        own, others = columns
+        raise UsageError(
+            f"{one.state!r} has the key columns ({own}) and {other.state!r} has ({others}), or they have other "
+            "windows: they cannot be compared. Nothing was read."
+        )
+    for version in versions:
+        check_columns(version.state, fields or [], [*version.types])
+    names = [*fields] if fields else [name for name in one.types if name in other.types]
+    if not names:
+        raise UsageError(f"{one.state!r} and {other.state!r} have no field in common. Nothing was read.")
+    return names
+
+
+class _Comparison:
+    """The rows of the two versions in a file, until they are compared in the order of their keys."""
+
+    def __init__(
+        self,
+        db: sqlite3.Connection,
+        versions: Sequence[_Version],
+        far: Mapping[str, float],
+        page_size: int,
+        on_page: Callable[[int], None] | None,
+    ) -> None:
+        self._db, self._versions, self._names, self._far = db, versions, [*far], far
+        self._page_size, self._on_page, self._keys_read = page_size, on_page, 0
+        self._decoders = [row_decoder([version.types[name] for name in far]) for version in versions]
+        self._numbers = dict.fromkeys(("equal", "different", "first", "second"), 0)
+        self._largest: list[tuple[float, int, Difference]] = []
+        self._order = count()
+        self._by_windows = versions[0].first.windows is not None
+        db.execute("PRAGMA journal_mode = OFF")
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute("CREATE TABLE seen (key, which INTEGER, still INTEGER, value BLOB)")
+        db.execute("CREATE TABLE moving (key)")
+        db.execute("CREATE TABLE differing (key, kind INTEGER, first BLOB, second BLOB)")
+
+    def run(self, sample: float, passes: int, wait: float) -> Compared:
+        """All passes."""
+        first, second = self._versions
+        has_txids = "non-transactional" not in (first.first.type, second.first.type)
+        by_offsets = has_txids and further(offsets_of(first.first), offsets_of(second.first)) is not None
+        how = "final windows" if self._by_windows else "offsets" if by_offsets else "as they are"
+        positions: list[str] = []
+        done = moving = 0
+        for done in range(1, passes + 1):
+            position = self._waited(wait) if how == "offsets" else None
+            positions += [] if position is None else [position]
+            self._db.execute("BEGIN")
+            for version in self._versions:
+                version.checked = None
+            for which, version in enumerate(self._versions):
+                self._read(which, version, self._listed(version, sample) if done == 1 else self._moving(), position)
+            self._db.execute("DELETE FROM moving")
+            self._compare([self._is_sure(version, position) for version in self._versions])
+            self._db.execute("DELETE FROM seen")
+            self._db.execute("COMMIT")
+            moving = self._db.execute("SELECT count(*) FROM moving").fetchone()[0]
+            if not moving:
+                break
+        numbers, largest = self._numbers, [one for *_, one in sorted(self._largest, reverse=True)]
+        return Compared(
+            *(numbers["equal"], numbers["different"], numbers["first"], numbers["second"], moving, done),
+            *(self._names, positions, how, largest),
+        )
+
+    def _waited(self, wait: float) -> str:
+        """Wait until both versions have passed the further position of the two, which is returned.
+
+        Until then the ledger from which on records have to stand still is the last one that is not beyond it.
+        """
+        end = time.monotonic() + wait
+        for version in self._versions:
+            version.first = complete(version.reads.ledger())
+        position = further(*(offsets_of(version.first) for version in self._versions))
+        if position is None:
+            raise self._versions[0].changed("got another source")
+        while True:
+            behind = False
+            for version in self._versions:
+                ledger = complete(version.reads.ledger())
+                if not goes_on(version.first, ledger):
+                    raise version.changed("was reset, rolled back or made anew")
+                behind = behind or is_behind(ledger, position)
+                if behind_by(offsets_of(ledger), position) == []:
+                    version.first = ledger
+            if not behind:
+                return position
+            if time.monotonic() > end:
+                late = {version.state: behind_by(position, offsets_of(version.first)) for version in self._versions}
+                said = "; ".join(f"{state!r} by {', '.join(by or [])}" for state, by in late.items() if by)
+                raise UsageError(
+                    f"after {wait:g} s one version is still behind the other: {said}. Nothing was written. See that "
+                    "both jobs run, and give --wait SECONDS."
+                )
+            pause(_PAUSE)
+
+    def _listed(self, version: _Version, sample: float) -> Iterator[list[StoreKey]]:
+        most = int(sample * 2**64)
+        for page, _ in version.reads.pages(self._page_size):
+            yield page if sample >= 1 else [key for key in page if _hash(key) < most]
+
+    def _moving(self) -> Iterator[list[StoreKey]]:
+        cursor = self._db.execute("SELECT key FROM moving")
+        while page := cursor.fetchmany(self._page_size):
+            yield [key for (key,) in page]
+
+    def _read(self, which: int, version: _Version, pages: Iterable[list[StoreKey]], position: str | None) -> None:
+        until = min(one.floor for one in self._versions) if self._by_windows else None
+        for page in pages:
+            for part in version.room.parts(page):
+                ledger, found = version.read(part)
+                self._check(version, ledger, position)
+                rows = list(self._rows(which, version, found, until, by_txid=position is not None))
+                self._db.executemany("INSERT INTO seen VALUES (?, ?, ?, ?)", rows)
+                self._keys_read += len(part)
+                if self._on_page is not None:
+                    self._on_page(self._keys_read)
+
+    def _rows(
+        self, which: int, version: _Version, found: list[tuple[StoreKey, Any, Any]], until: int | None, *, by_txid: bool
+    ) -> Iterator[tuple[StoreKey, int, bool, bytes | None]]:
+        for key, record, value in found:
+            if until is not None and version.end_of(key) > until:
+                continue
+            still = not by_txid or stood_still(record[0], version.first)
+            row = None if value is None else _ROW.encode(tuple(value[name] for name in self._names))
+            yield key, which, still, row
+
+    def _check(self, version: _Version, ledger: LedgerRecord, position: str | None) -> None:
+        """Raise an error unless what was read under a ledger tells what it was at the position."""
+        if ledger is version.checked:
+            return
+        first = version.first
+        if not goes_on(first, ledger):
+            raise version.changed("was reset, rolled back or made anew")
+        if position is not None:
+            if is_behind(ledger, position):
+                raise version.changed("was rolled back")
+        elif self._by_windows:
+            windows: Any = ledger.windows
+            if windows.definition.panes.floor(version.reads.final_mark(ledger)) < version.floor:
+                raise version.changed("had its watermark put back")
+        elif not same_values(first, ledger):
+            raise UsageError(
+                f"the offsets of {self._versions[0].state!r} and {self._versions[1].state!r} cannot be compared, and a "
+                f"batch of {version.state!r} was committed or at work: such states cannot be compared while jobs run. "
+                "Nothing was written. Stop both jobs at the same end of their source."
+            )
+        version.checked = ledger
+
+    def _is_sure(self, version: _Version, position: str | None) -> bool:
+        """Whether a key that was not found had no value all the time, by the ledger after all reads."""
+        version.last = version.reads.ledger()
+        self._check(version, version.last, position)
+        return position is None or keeps_absent(version.first, version.last)
+
+    def _compare(self, sure: list[bool]) -> None:
+        """Compare what was read, in the order of the keys. Keys in motion are to be read again."""
+        rows = self._db.execute("SELECT key, which, still, value FROM seen ORDER BY key, which")
+        for key, own in groupby(rows, key=itemgetter(0)):
+            found: list[tuple[Any, Any]] = [(sure[0], None), (sure[1], None)]
+            for _, which, still, value in own:
+                found[which] = still, value
+            (is_still, one), (is_other_still, other) = found
+            if self._by_windows and any(version.has_lost(key) for version in self._versions):
+                continue
+            if not (is_still and is_other_still):
+                self._db.execute("INSERT INTO moving VALUES (?)", (key,))
+            elif one is not None or other is not None:
+                self._note(key, one, other)
+
+    def _note(self, key: StoreKey, one: bytes | None, other: bytes | None) -> None:
+        kind = "second" if one is None else "first" if other is None else "different"
+        if one is not None and other is not None:
+            values = self._decoders[0].decode(one), self._decoders[1].decode(other)
+            size = self._apart(*values)
+            if size is None:
+                self._numbers["equal"] += 1
+                return
+            named = [dict(zip(self._names, value, strict=True)) for value in values]
+            entry = (size, next(self._order), Difference(self._versions[0].keys.decode(key), *named))
+            (heapq.heappushpop if len(self._largest) >= _MOST else heapq.heappush)(self._largest, entry)
+        self._numbers[kind] += 1
+        place = ("different", "first", "second").index(kind)
+        self._db.execute("INSERT INTO differing VALUES (?, ?, ?, ?)", (key, place, one, other))
+
+    def _apart(self, ones: Sequence[Any], others: Sequence[Any]) -> float | None:
+        """How large the largest difference of two values is; None where none counts."""
+        largest: float | None = None
+        for name, one, other in zip(self._names, ones, others, strict=True):
+            size = difference(one, other)
+            if size > self._far[name]:
+                largest = max(largest or 0.0, size if size < inf or are_numbers(one, other) else 0.0)
+        return largest
+
+    @property
+    def columns(self) -> list[Column]:
+        """Of the file: the key columns, which version has the key, and both values of each field."""
+        keys = [(key.name, key.type) for key in self._versions[0].first.keys]
+        columns = dict(keys)
+        own = [("difference", "string")]
+        for version, place in zip(self._versions, ("first", "second"), strict=True):
+            own += [(f"{place}_{name}", version.types[name]) for name in self._names]
+        for name, kind in own:
+            columns[next(text for text in accumulate(repeat("_"), initial=name) if text not in columns)] = kind
+        return [*starmap(Column, columns.items())]
+
+    def differing(self) -> Iterator[list[tuple[Any, ...]]]:
+        """The rows of the file, in the order of the key texts."""
+        first, second = self._versions
+        kinds = ("different", f"only in {first.state}", f"only in {second.state}")
+        nothing = (None,) * len(self._names)
+        cursor = self._db.execute("SELECT key, kind, first, second FROM differing ORDER BY key")
+        while page := cursor.fetchmany(_PAGE):
+            yield [
+                (
+                    *(*first.keys.decode(key), kinds[kind]),
+                    *(nothing if one is None else self._decoders[0].decode(one)),
+                    *(nothing if other is None else self._decoders[1].decode(other)),
+                )
+                for key, kind, one, other in page
+            ]
+
+
+def _hash(key: StoreKey) -> int:
+    return int.from_bytes(blake2b(str(key).encode(), digest_size=8).digest())
