@@ -27,7 +27,17 @@ def defaults() -> dict[str, str]:
 def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str, ...]]]:
     """Which tests run with which server: a name, the environment that they take it from, and their modules."""
     rolling = ("rolling_operations", "rolling_reads", "rolling_states", "serve_rolling")
-    redis = ("contract_redis", "redis", "redis_shapes", "redis_foreign", "adopt", "vacuum", "drop", "batch_report")
+    redis = (
+        "contract_redis",
+        "redis",
+        "redis_shapes",
+        "redis_foreign",
+        "redis_logins",
+        "adopt",
+        "vacuum",
+        "drop",
+        "batch_report",
+    )
     redis += ("forget",)
     redis += ("daily_commands", "export", "messages", "new_values", "state_query", "spark_key_counts", "states_before")
     redis += (

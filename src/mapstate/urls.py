@@ -11,6 +11,7 @@ import re
 import socket
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -121,14 +122,24 @@ def shown_login(username: str | None, password: str | None) -> str:
     return f"{user}:***@" if password is not None else f"{user}@" if user else ""
 
 
-def check_password(password: str | None, password_env: str | None) -> None:
-    """Raises ConfigurationError unless a password comes from one place at most."""
-    if password_env is not None and password is not None:
-        raise ConfigurationError("there is a password and a password_env: leave one of them out")
+def check_password(backend: Any) -> None:
+    """Raises ConfigurationError unless the password of a backend comes from one place at most."""
+    places = ("password", "password_env", "password_file", "credentials")
+    given = [name for name in places if getattr(backend, name, None) is not None]
+    if len(given) > 1:
+        raise ConfigurationError(f"there is a {given[0]} and a {given[1]}: leave one of them out")
 
 
-def password_in(variable: str) -> str:
-    """The password in an environment variable of this machine, read at each connect. Raises ConfigurationError."""
+def password_of(backend: Any) -> str | None:
+    """The password of a backend on this machine: its own, or what its variable or its file holds now.
+
+    Called where a store connects: a pickled backend, and a log of it, holds the name only. Raises ConfigurationError.
+    """
+    if backend.password_file is not None:
+        return _password_in_file(backend.password_file)
+    if backend.password_env is None:
+        return backend.password  # type: ignore[no-any-return]
+    variable = backend.password_env
     password = os.environ.get(variable)
     if password:
         return password
@@ -138,6 +149,19 @@ def password_in(variable: str) -> str:
         f"on {socket.gethostname()}. Nothing was written. Set it for the driver and for every executor. "
         "See docs/operating.md#passwords",
         variable=variable,
+    )
+
+
+def _password_in_file(name: str) -> str:
+    try:
+        password, trouble = Path(name).read_text(encoding="utf-8").rstrip("\r\n"), "it is empty"
+    except (OSError, UnicodeError) as error:
+        password, trouble = "", "it is no UTF-8" if isinstance(error, UnicodeError) else str(error.strerror)
+    if password:
+        return password
+    raise ConfigurationError(
+        f"password_file names the file {name!r}, which gives no password on {socket.gethostname()}: {trouble}. Each "
+        "machine that connects needs it. See docs/operating.md#passwords"
     )
 
 

@@ -717,6 +717,18 @@ def test_a_password_out_of_the_environment_is_in_no_pickled_spec(monkeypatch):
             resolve(url)
 
 
+def test_a_password_in_a_file_is_read_where_a_process_connects(tmp_path):
+    file = tmp_path / "password"
+    backend = resolve(f"aerospike://me@h/ns?password_file={file}")
+    with pytest.raises(ConfigurationError, match="password_file names the file .*: No such file or directory"):
+        backend.config()
+    file.write_text(f"{SECRET}\n")
+    assert backend.config()["password"] == SECRET
+    assert resolve(repr(backend).split("'")[1]) == backend
+    with pytest.raises(ConfigurationError, match="a user and a password go together"):
+        resolve(f"aerospike://h/ns?password_file={file}")
+
+
 def test_a_store_with_types_of_its_own_has_the_native_serializer():
     for make in (opaque, transactional, non_transactional):
         assert make("aerospike://h/ns", "s").serializer == "native"

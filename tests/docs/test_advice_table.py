@@ -151,7 +151,7 @@ ADVICE: dict[str, str] = {
         spark/test_advice.py::test_a_batch_counts_once_after_an_aggregator_was_repaired""",
     "operating#each-refusal-and-what-to-do: StoreLostError that names a window's key or the index of a pane": """
         spark/test_advice.py::test_a_record_of_a_window_that_was_lost_comes_back_with_a_copy_and_a_rewind""",
-    "operating#each-refusal-and-what-to-do: ConfigurationError, of password_env": """
+    "operating#each-refusal-and-what-to-do: ConfigurationError, of password_env, password_file or credentials": """
         spark/test_spark_stream.py::test_a_password_out_of_the_environment_is_not_in_what_py4j_logs
         spark/test_advice.py::test_a_user_of_the_store_gets_the_right_that_it_lacks_or_its_password""",
     # operating.md, the other sections

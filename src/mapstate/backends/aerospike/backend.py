@@ -50,6 +50,7 @@ class AerospikeBackend:
     ``use_services_alternate``  the addresses that the servers have for clients outside their network
     ``tls_...``          with ``tls_cafile`` connections are TLS; file names are those of the machine that connects
     ``password_env``     the environment variable with the password, on each machine that connects; instead of one here
+    ``password_file``    the file with the password, read when a process connects
     """
 
     hosts: tuple[Address, ...]
@@ -69,6 +70,7 @@ class AerospikeBackend:
     tls_certfile: str | None = None
     tls_keyfile: str | None = None
     password_env: str | None = None
+    password_file: str | None = None
 
     shared_between_processes = True
     native_records = True
@@ -79,6 +81,7 @@ class AerospikeBackend:
             ("namespace", _NAMESPACE.fullmatch(self.namespace), "of 1 to 31 letters, digits, '_ -'"),
             ("set", self.set is None or _SET.fullmatch(self.set), "of 1 to 63 letters, digits, '_ . -'"),
             ("password_env", self.password_env != "", "the name of an environment variable"),
+            ("password_file", self.password_file != "", "the name of a file"),
             ("bin", _BIN.fullmatch(self.bin), "of 1 to 15 letters, digits, '_ -'"),
             ("batch_size", 1 <= self.batch_size <= 5000, "from 1 to 5000"),
             ("timeout", 0.001 <= self.timeout <= 86_400, "a number of seconds from 0.001 to 86400"),
@@ -88,8 +91,9 @@ class AerospikeBackend:
         ):
             if not fits:
                 raise ConfigurationError(f"{name} is {expected}, not {getattr(self, name)!r}")
-        urls.check_password(self.password, self.password_env)
-        if (self.username is None) != (self.password is None and self.password_env is None):
+        urls.check_password(self)
+        passwords = (self.password, self.password_env, self.password_file)
+        if (self.username is None) != (passwords == (None, None, None)):
             raise ConfigurationError(
                 "a user and a password go together: aerospike://user:password@host:3000/namespace, or "
                 "aerospike://user@host:3000/namespace?password_env=NAME"
@@ -109,7 +113,7 @@ class AerospikeBackend:
             raise urls.unreadable(_EXAMPLE)
         given = urls.parameters_in(parts.scheme, parts.query, _PARAMETERS)
         password = parts.password
-        if password is None and parts.username is not None and "password_env" not in given:
+        if password is None and parts.username is not None and not {"password_env", "password_file"} & given.keys():
             password = ""  # a user whose password is empty
         return cls(
             tuple((host, port or 3000) for host, port in parts.hosts),
@@ -178,8 +182,7 @@ class AerospikeBackend:
             "send_bool_as": aerospike.AS_BOOL,
         }
         if self.username is not None:
-            password = self.password if self.password_env is None else urls.password_in(self.password_env)
-            config |= {"user": self.username, "password": password}
+            config |= {"user": self.username, "password": urls.password_of(self)}
         if self.tls_cafile is not None:
             files = {"cafile": self.tls_cafile, "certfile": self.tls_certfile, "keyfile": self.tls_keyfile}
             config["tls"] = {"enable": True} | {name: file for name, file in files.items() if file is not None}

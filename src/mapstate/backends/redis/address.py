@@ -19,6 +19,7 @@ _MOST = 2**31 - 1
 MOST_HASHES = 10**9
 MOST_SLOT_GROUPS = 1024
 _PREFIX = re.compile(r"[A-Za-z0-9_./-]*")
+_FACTORY = re.compile(r"\w+(\.\w+)*:\w+")
 _LOGIN = {"username", "password", "tls"}
 
 
@@ -137,8 +138,9 @@ def check(one: Any) -> None:
     for name, fits, expected in _rules(one):
         if not fits:
             raise ConfigurationError(f"{name} is {expected}, not {getattr(one, name)!r}")
-    urls.check_password(one.password, one.password_env)
-    if one.username and one.password is None and one.password_env is None:
+    urls.check_password(one)
+    elsewhere = (one.password_env, one.password_file, one.credentials)
+    if one.username and one.password is None and not any(elsewhere):
         raise ConfigurationError(
             "there is a user but no password: a password alone is written redis://:password@host, and a user "
             "without one redis://user:@host; one in an environment variable is redis://user@host?password_env=NAME"
@@ -152,6 +154,9 @@ def _rules(one: Any) -> Iterator[tuple[str, object, str]]:
     """The name of a field, whether it fits, and what is expected of it."""
     seconds = f"a number of seconds from {_SHORTEST} to {_LONGEST}"
     yield "password_env", one.password_env != "", "the name of an environment variable"
+    yield "password_file", one.password_file != "", "the name of a file"
+    yield "credentials", one.credentials is None or _FACTORY.fullmatch(one.credentials), "module:factory"
+    yield "username", not (one.username and one.credentials), "what credentials gives, too: leave it out of the URL"
     yield "prefix", _PREFIX.fullmatch(one.prefix), "of letters, digits, '_ . / -' (the first ':' ends it)"
     yield "socket_timeout", _SHORTEST <= one.socket_timeout <= _LONGEST, seconds
     yield "socket_connect_timeout", _SHORTEST <= one.socket_connect_timeout <= _LONGEST, seconds

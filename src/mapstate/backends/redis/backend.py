@@ -26,6 +26,9 @@ class RedisSettings:
     """The parameters that one server, a pair behind sentinels, and a cluster have in common.
 
     ``password_env``     the environment variable with the password, on each machine that connects; instead of one here
+    ``password_file``    the file with the password, read for each new connection
+    ``credentials``      "module:factory", which each process calls once: it returns a ``redis.CredentialProvider``,
+                         which is asked for user and password for each new connection
     ``prefix``           in front of every Redis key: letters, digits, ``_ . / -``
     ``socket_timeout``   seconds to wait for a reply; ``socket_connect_timeout`` for a connection
     ``retries``          of a read, a connect or a fenced put, with growing pauses of up to a second; none begins later
@@ -48,6 +51,8 @@ class RedisSettings:
     ssl_cert_reqs: str = "required"
     ssl_check_hostname: bool = True
     password_env: str | None = None
+    password_file: str | None = None
+    credentials: str | None = None
 
     KIND: ClassVar[str] = ""
     """The name of its place in `mapstate.backends.redis.address`."""
@@ -89,13 +94,9 @@ class RedisSettings:
         return PLACES[self.KIND].address(self)
 
     @property
-    def secret(self) -> str | None:
-        """The password, which messages must not show. Raises ConfigurationError."""
-        if self.password_env is None:
-            return self.password
-        from mapstate.urls import password_in
-
-        return password_in(self.password_env)
+    def login_changes(self) -> bool:
+        """True where a connection may log in with another password than the one before."""
+        return self.password_file is not None or self.credentials is not None
 
     @cached_property
     def reached(self) -> Self:

@@ -252,7 +252,8 @@ class ClusterMap:
         if isinstance(error, driver.MovedError | driver.AskError | driver.TryAgainError):
             text = f"state {self.state!r}: the cluster at {self.settings.address} is being rearranged: {error}"
             return StoreUnavailableError(text, state=self.state, store=self.settings.address), True
-        return problem_of(error, state=self.state, store=self.settings.address, secret=self.settings.secret)
+        settings = self.settings
+        return problem_of(error, state=self.state, store=settings.address, login_changes=settings.login_changes)
 
     def _owners(self) -> tuple[Address, ...]:
         """The node of each slot."""

@@ -173,7 +173,7 @@ class Server:
 
     def _problem(self, error: Exception) -> tuple[StoreError, bool]:
         settings = self.settings
-        return problem_of(error, state=self.state, store=settings.address, secret=settings.secret)
+        return problem_of(error, state=self.state, store=settings.address, login_changes=settings.login_changes)
 
 
 def _raise_first(replies: Sequence[Any]) -> None:

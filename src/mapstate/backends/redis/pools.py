@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import socket
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from redis import exceptions as driver
 from redis.backoff import NoBackoff
-from redis.credentials import UsernamePasswordCredentialProvider
+from redis.credentials import CredentialProvider
 
+from mapstate.backends.redis.problems import SECRETS
 from mapstate.errors import ConfigurationError
+from mapstate.urls import password_of
 
 
 def new_pool(backend: Any, node: Any = None, *, asynchronous: bool = False) -> Any:
@@ -27,8 +33,8 @@ def new_pool(backend: Any, node: Any = None, *, asynchronous: bool = False) -> A
         "retry": module("retry").Retry(NoBackoff(), 0),  # the driver's own retries are under no WATCH
     }
     login = {}
-    if backend.username or backend.secret:  # a provider, because some pools show a password in their repr
-        login["credential_provider"] = UsernamePasswordCredentialProvider(backend.username, backend.secret)
+    if password_of(backend) or backend.username or backend.credentials:  # refused here where there is no file
+        login["credential_provider"] = Login(backend)  # because some pools show a password in their repr
     connection = module("connection")
     if backend.KIND == "socket":
         kind = connection.UnixDomainSocketConnection
@@ -44,6 +50,77 @@ def new_pool(backend: Any, node: Any = None, *, asynchronous: bool = False) -> A
     options |= {"host": host, "port": port, "socket_keepalive": True} | ({"db": backend.db} if node is None else {})
     kind = connection.SSLConnection if backend.tls else connection.Connection
     return connection.ConnectionPool(connection_class=kind, **options, **login, **tls)
+
+
+class Login(CredentialProvider):
+    """What redis-py asks for user and password for each new connection.
+
+    It closes a connection whose login failed with an error of its own only. So the errors here are of that kind.
+    """
+
+    def __init__(self, backend: Any) -> None:
+        self._backend = backend
+        self._provider = _provider_of(backend.credentials, os.getpid()) if backend.credentials else None
+
+    def get_credentials(self) -> Any:
+        provider = self._provider
+        if provider is None:
+            return self._of_backend()
+        try:
+            return _remembered(tuple(provider.get_credentials()))
+        except Exception as error:  # noqa: BLE001  whatever a provider raises
+            raise driver.AuthenticationError(_unknown_login(self._backend.credentials, error)) from None
+
+    async def get_credentials_async(self) -> Any:
+        provider = self._provider
+        if provider is None:
+            return self._of_backend()
+        if type(provider).get_credentials_async is CredentialProvider.get_credentials_async:
+            return await asyncio.to_thread(self.get_credentials)
+        try:
+            return _remembered(tuple(await provider.get_credentials_async()))
+        except Exception as error:  # noqa: BLE001  whatever a provider raises
+            raise driver.AuthenticationError(_unknown_login(self._backend.credentials, error)) from None
+
+    def _of_backend(self) -> tuple[str, ...]:
+        try:
+            password = password_of(self._backend) or ""
+        except ConfigurationError as error:
+            raise driver.AuthenticationError(str(error)) from None
+        user = self._backend.username
+        return _remembered((user, password) if user else (password,))
+
+
+def _remembered(login: tuple[str, ...]) -> tuple[str, ...]:
+    """The login, whose password is among `SECRETS` from now on."""
+    if login[-1] and login[-1] not in SECRETS:
+        SECRETS.append(login[-1])
+    return login
+
+
+@cache
+def _provider_of(credentials: str, _pid: int) -> CredentialProvider:
+    """What the factory returns, once in each process. Raises ConfigurationError."""
+    module, _, factory = credentials.partition(":")
+    try:
+        provider = getattr(import_module(module), factory)()
+    except Exception as error:  # noqa: BLE001  whatever a factory raises
+        raise ConfigurationError(_unknown_login(credentials, error)) from None
+    if not isinstance(provider, CredentialProvider):
+        kind = type(provider).__name__
+        raise ConfigurationError(f"credentials={credentials} returned a {kind}, which is no redis.CredentialProvider")
+    return provider
+
+
+def _unknown_login(credentials: str, error: Exception) -> str:
+    """The message where a factory or its provider failed. The error's own text may hold a secret."""
+    module, _, factory = credentials.partition(":")
+    return (
+        f"credentials={credentials} gave no user and password on {socket.gethostname()}: {type(error).__name__}, whose "
+        "text is not shown because it may hold a secret. The driver, each executor and each reader need the module. To "
+        f"see the error there: python -c 'import {module}; {module}.{factory}().get_credentials()'. "
+        "See docs/operating.md#passwords"
+    )
 
 
 def _tls_options(backend: Any) -> dict[str, Any]:

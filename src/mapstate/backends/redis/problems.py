@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Sequence
 
 from redis import exceptions as driver
@@ -47,15 +48,23 @@ NOT_DONE = (*_REDIRECTED, *_NOT_READY)
 """Errors after which a command was not run, so that any command can be sent again."""
 
 
-def problem_of(error: Exception, *, state: str, store: str, secret: str | None) -> tuple[StoreError, bool]:
+SECRETS: deque[str] = deque(maxlen=100)
+"""What this process logged in with, the last ones: no message shows them."""
+
+
+def problem_of(error: Exception, *, state: str, store: str, login_changes: bool) -> tuple[StoreError, bool]:
     """Our error for one of the driver's, and whether it may pass by itself. Chained where that shows no secret.
 
-    ``store`` is the server's address, and ``secret`` the password.
+    ``store`` is the server's address. Where ``login_changes``, the next connection may have another password.
     """
     text = str(error).partition("discarded because of: ")[2] or str(error) or type(error).__name__
     text = _IN_SCRIPT.sub("", text)
-    shown = _ECHO.sub("", text.replace(secret, "***") if secret else text)
+    shown = text
+    for secret in list(SECRETS):
+        shown = shown.replace(secret, "***")
+    shown = _ECHO.sub("", shown)
     kind, advice, may_pass = _kind(error, text)
+    may_pass |= login_changes and isinstance(error, driver.AuthenticationError)
     problem = kind(f"state {state!r}: Redis at {store} {advice} It said: {shown}", state=state, store=store)
     if shown == text and not isinstance(error, UnicodeError):  # it holds the text that it could not encode
         problem.__cause__ = error.with_traceback(None)  # whose frames hold the password
