@@ -38,7 +38,10 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "drop",
         "batch_report",
     )
-    redis += ("forget",)
+    redis += (
+        "forget",
+        "correct",
+    )
     redis += ("daily_commands", "export", "messages", "new_values", "state_query", "spark_key_counts", "states_before")
     redis += (
         "advice",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from every_store import REDIS, url_of
+from every_store import FULL, REDIS, url_of
 from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, Visits, contents
 from typer.testing import CliRunner
@@ -48,7 +48,7 @@ pytestmark = pytest.mark.spark
 FIRST = [(f"u{at % 7}", at) for at in range(100)]
 LATE = [("u1", 4_000), ("new", 5), ("new", 6), ("u2", 1)]
 WRONG = [("u3", 3), ("u3", 10), ("u4", 4)]
-STORES = ["sqlite", REDIS]
+STORES = ["sqlite", REDIS, FULL[-1]]
 
 
 @pytest.fixture(params=STORES)
@@ -216,6 +216,22 @@ def test_aggregates_in_python_take_rows_that_never_came(spark, visits, tmp_path)
     assert ledger(url) == after
 
 
+def test_one_aggregate_of_all_rows_and_columns_of_every_kind(spark, tmp_path):
+    """Rows differ by what is in a map, and by which of two columns is null."""
+    url, types = f"sqlite:///{tmp_path}/state.db", "a int, b int, more map<string,array<int>>, part struct<n:int>"
+    rows = spark.createDataFrame([(None, 1, {"a": [1]}, (1,)), (2, 3, None, None)], types)
+    state = newStream("all", rows).persistentAggregate(opaque(url), rows=Count(), a=Sum("a"))
+    state(rows, 0)
+    state.correct(retract=rows.limit(1), id="a")
+    assert contents(url, "all") == {(): {"rows": 1, "a": 2}}
+    for other in ((1, None, {"a": [1]}, (1,)), (None, 1, {"a": [2]}, (1,)), (None, 1, {"a": [1]}, (None,))):
+        with pytest.raises(errors.UsageError, match="counts other rows"):
+            state.correct(retract=spark.createDataFrame([other], types), id="a")
+    assert state.correct(retract=rows.where("b = 1"), id="a").was_done
+    state.correct(retract=rows.where("b = 3"), id="b")
+    assert contents(url, "all") == {}
+
+
 # Readers, rollback, the change log
 
 
@@ -244,8 +260,14 @@ def test_a_rollback_takes_it_back_and_its_id_is_free_again(spark, visits, url, s
 def test_the_command_ledger_lists_corrections_and_a_forget_beside_them(spark, url, state):
     state.correct(add=frame(spark, LATE), id="late rows")
     forget(url, "visits", {"user_id": "u2"}, id="ticket-7", followers_have=0)
-    state.correct(add=frame(spark, [("u2", 1)]), id="ticket-7")
-    assert contents(url, "visits")["u2",] == {"visits": 1, "bytes": 1}
+    before = ledger(url)
+    with pytest.raises(errors.UsageError, match="1 keys of the rows to add were forgotten"):
+        state.correct(add=frame(spark, [("u2", 1), ("u1", 1)]), retract=frame(spark, [("u1", 1)]), id="ticket-7")
+    assert ledger(url) == before
+    state.correct(add=frame(spark, [("u1", 1)]), retract=frame(spark, [("u1", 1)]), id="ticket-7")
+    right = counted(FIRST, LATE)
+    del right["u2",]
+    assert contents(url, "visits") == right
     assert forget(url, "visits", {"user_id": "u2"}, id="ticket-7", followers_have=0).was_done
     shown = CliRunner().invoke(app, ["ledger", url, "visits"]).output
     assert "late rows" in shown

@@ -21,7 +21,8 @@ from mapstate.aggregators.retraction import SIGN, correctable
 from mapstate.backends import opened
 from mapstate.capabilities import close_if_possible
 from mapstate.errors import ConfigurationError, MapStateError, UsageError, shown
-from mapstate.maps.operator_list import ListEntry, of_kind, read_list, write_entries
+from mapstate.keys import KeyCodec
+from mapstate.maps.operator_list import ListedKeys, ListEntry, of_kind, read_list, write_entries
 from mapstate.maps.serialized import writer_of
 from mapstate.operations.vacuum import check_able
 from mapstate.protocol.ledger import Ledger
@@ -36,6 +37,7 @@ from mapstate.spark.driver.job import Branch, StreamPlan
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.seeding import why_not_alone
 from mapstate.spark.driver.state import StateDriver
+from mapstate.spark.executor.task import columns_to_python
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -138,6 +140,7 @@ class _Correction:
             if entry.id == self._id:
                 return self._done_before(entry, digest)
         self.check(seen)
+        self._check_forgotten(frame, seen, known)
         attempt = self.ledger.begin_operator("correction", take_over=self._take_over, seen=seen)
         try:
             result = self._state.attempt((frame, None), self.ledger.record, attempt)
@@ -163,6 +166,25 @@ class _Correction:
             raise
         _log.info("state %s: correction %r, txid %d, %d rows", seen.state, self._id, attempt.txid, result.rows)
         return Corrected(seen.state, self._id, attempt.txid, result.rows, result.keys, was_done=False)
+
+    def _check_forgotten(self, frame: DataFrame, seen: LedgerRecord, known: Sequence[ListEntry]) -> None:
+        """Raises UsageError where rows are added to a key that was forgotten: nothing tells whether they are later."""
+        from pyspark.sql import functions as F
+
+        forgotten = of_kind(known, "forget").values()
+        if not forgotten or not seen.keys:
+            return
+        listed, codec, names = ListedKeys(seen.keys, forgotten), KeyCodec(seen.keys), [key.name for key in seen.keys]
+        added = frame.where(F.col(SIGN) > 0) if SIGN in frame.columns else frame
+        back = 0
+        for batch in added.select(*map(column_of, names)).distinct().toArrow().to_batches():
+            texts = codec.encode_columns(columns_to_python(batch.columns, names), batch.num_rows)
+            back += sum(text in listed for text in texts)
+        if back:
+            raise UsageError(
+                f"state {seen.state!r}: {back} keys of the rows to add were forgotten, and nothing tells whether their "
+                "rows are of a later time. Nothing was written. Leave these keys out."
+            )
 
     def _done_before(self, entry: ListEntry, digest: str) -> Corrected:
         if entry.digest != digest or entry.txid is None:
