@@ -218,7 +218,7 @@ class CorruptLedgerError(CorruptRecordError):
 
 
 class LedgerError(MapStateError):
-    """The protocol refused; nothing was written."""
+    """The protocol refused; this call committed nothing."""
 
 
 class StateNotFoundError(LedgerError, LookupError):
@@ -234,7 +234,7 @@ class StateSchemaError(LedgerError):
 
 
 class StaleBatchError(LedgerError):
-    """The batch is older than the state (an old checkpoint, an overtaken driver), or an answer than a reader bears."""
+    """The batch is older than the state (old checkpoint, overtaken driver), or an answer is too old for its reader."""
 
 
 class MissingBatchesError(LedgerError):
@@ -273,7 +273,7 @@ class MissingKeysError(LedgerError):
 
 
 class StoreLostError(LedgerError):
-    """The ledger vanished while the stream was running; nothing was written."""
+    """The ledger vanished while the stream was running; no new one is made."""
 
 
 class StoreRestartedError(LedgerError):

@@ -146,7 +146,7 @@ def password_of(backend: Any) -> str | None:
     trouble = "not set" if password is None else "empty"
     raise ConfigurationError(
         f"password_env names the environment variable {variable}, which is {trouble} "
-        f"on {socket.gethostname()}. Nothing was written. Set it for the driver and for every executor. "
+        f"on {socket.gethostname()}. Nothing was written from there. Set it for the driver and for every executor. "
         "See docs/operating.md#passwords",
         variable=variable,
     )

@@ -1,3 +1,3 @@
 """The version of the package, which pyproject.toml takes from here: a zip of the source has no metadata."""
 
-VERSION = "0.1.0"
+VERSION = "0.2.0.dev0"

@@ -846,7 +846,7 @@ def test_a_bare_value_of_a_trident_state_is_refused_and_left_as_it_is(place, sto
     codec = RecordCodec(serializer("native"), "visits", "non-transactional", fields, [(0, len(fields))])
     state = NonTransactionalMap(SerializedMap(store, codec))
     state.begin_commit(7)
-    with pytest.raises(CorruptRecordError, match=r"'a'.*nothing was overwritten"):
+    with pytest.raises(CorruptRecordError, match=r"'a'.*was not overwritten"):
         state.multi_combine(["b", "a"], [bare, bare], lambda bases, partials: partials)
     assert place.bins("a") == {"record": bare}
     assert store.multi_get(["b"]) == [None]

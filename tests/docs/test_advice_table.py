@@ -30,7 +30,7 @@ ADVICE: dict[str, str] = {
         spark/test_advice.py::test_a_non_transactional_state_without_a_batch_is_dropped_and_replayed""",
     'operating#each-refusal-and-what-to-do: ExecutorEnvironmentError, "Nothing was written"': """
         cluster/test_cluster.py::test_a_way_brings_the_packages_to_the_executors""",
-    'operating#each-refusal-and-what-to-do: ExecutorEnvironmentError, "nothing of the batch counts"; '
+    'operating#each-refusal-and-what-to-do: ExecutorEnvironmentError, "the batch is not committed"; '
     "StreamingQueryException in the first run: wrong Python on the executors": """
         spark/test_spark_faults.py::test_a_first_run_that_failed_on_the_executors_leaves_the_state_to_a_new_checkpoint
         spark/test_advice.py::test_a_non_transactional_state_without_a_batch_is_dropped_and_replayed""",

@@ -75,7 +75,16 @@ def test_what_an_error_points_at_opens_where_the_wheel_is_installed(tmp_path):
 
 
 def test_the_version_is_one_wherever_it_is_written():
-    assert re.search(r"^## \[(\d.*?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[1] == VERSION
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    released = re.search(r"^## \[(\d.*?)\]", changes, re.MULTILINE)[1]
+    unreleased = re.search(r"^## \[Unreleased\]\n(.*?)(?=^## \[)", changes, re.MULTILINE | re.DOTALL)
+    number, _, dev = VERSION.partition(".dev")
+    if unreleased and unreleased[1].strip():  # a wheel of what is not released must not pass for the release
+        assert dev
+        assert [int(part) for part in number.split(".")] > [int(part) for part in released.split(".")]
+    else:
+        assert released == VERSION
+    assert f"mapstate-{VERSION}-py3" in (ROOT / "README.md").read_text()
     assert f"\nversion: {VERSION}\n" in (ROOT / "CITATION.cff").read_text()
 
 

@@ -172,18 +172,6 @@ def test_replay_that_omits_a_key_leaves_no_phantom():
     assert add(state, 1, "a") == 2
 
 
-def test_opaque_value_by_itself_follows_tridents_rule():
-    record = OpaqueValue(5, "curr", "prev")
-    assert [record.get(5), record.get(6), record.get(None)] == ["prev", "curr", "curr"]
-    assert record.update(6, "new") == (6, "new", "curr")
-    assert record.update(5, "new") == (5, "new", "prev")
-    assert OpaqueValue(0, "curr", None).get(0) is None
-    with pytest.raises(StaleBatchError):
-        record.get(4)
-    with pytest.raises(StaleBatchError):
-        record.update(4, "new")
-
-
 # Map states
 
 

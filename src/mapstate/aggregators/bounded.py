@@ -25,7 +25,7 @@ _EMPTY: tuple[list[Any]] = ([],)
 class Collect(OfColumn):
     """All values of a column, sorted, as an array; nulls are left out. At most ``most`` of one key.
 
-    A key with more ends the batch with a ValueOverflowError, and nothing of the batch counts.
+    A key with more ends the batch with a ValueOverflowError, and the batch is not committed.
     """
 
     def __init__(self, column: str | Column, *, most: int, where: str | Column | None = None) -> None:

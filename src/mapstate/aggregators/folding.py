@@ -73,7 +73,7 @@ def called(who: Aggregator, method: Any, *args: Any) -> Any:
         raise
     except Exception as error:
         raise AggregatorError(
-            f"{who}.{method.__name__} raised {type(error).__name__}: {cut(error)}; nothing of this batch counts",
+            f"{who}.{method.__name__} raised {type(error).__name__}: {cut(error)}; this batch is not committed",
             aggregator=who.describe(),
         ) from error
 

@@ -76,7 +76,7 @@ class _Retractable(NativeCombiner):
         """The error of a count that fell below 0."""
         return MissingBatchesError(
             f"{self} would come to less than no rows: this state lacks batches of the state that it follows. It was "
-            "begun later, reset, rolled back or restored by itself. Nothing of this batch counts. Restore both from "
+            "begun later, reset, rolled back or restored by itself. This batch is not committed. Restore both from "
             "one moment, or begin both anew, with a new checkpoint, under other names.",
             aggregator=self.describe(),
         )

@@ -119,7 +119,7 @@ def _unscaled(total: Decimal) -> Decimal:
 def overflow(who: NativeCombiner) -> ValueOverflowError:
     """The error for a sum that has left its range."""
     return ValueOverflowError(
-        f"{who} left its range (64 bits for integers, 38 digits for decimals): nothing of this batch counts. "
+        f"{who} left its range (64 bits for integers, 38 digits for decimals): this batch is not committed. "
         "Cast the column to double or to a decimal with room, and give the state another name.",
         aggregator=who.describe(),
     )

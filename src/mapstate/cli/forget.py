@@ -63,9 +63,9 @@ def forget(
         typer.Option("--from", help="forget what such a file lists, in a state that was restored", show_default=False),
     ] = None,
 ) -> None:
-    """Makes a state forget a key, so that no byte of it is left in its store. Stop the query first.
+    """Removes a key from a state and from its store's files. Stop the query first.
 
-    Rows that come later begin the key from nothing.
+    It says what it does not reach, such as replicas' files. Rows that come later begin the key from nothing.
     """
     urls, words = split_urls(place) if place else ([], [])
     store = store_url(urls)

@@ -1,4 +1,4 @@
-"""Forget: makes a state forget keys, so that no byte of them is left in its store, and no replay brings them back.
+"""Forget: removes keys from a state so that no replay brings them back. `Forgotten.not_reached` says what is left.
 
 An operator runs it between two batches. The first attempt gives each key no value, and lists the key by its keyed hash
 with the position of the state in its source. The second one removes the records, which still have the value before, and

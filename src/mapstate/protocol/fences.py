@@ -44,8 +44,8 @@ class Fences:
             if fence.token is not None and fence.token.txid > newest:
                 raise StaleBatchError(
                     f"state {self._state!r}: fence {at} is at txid {fence.token.txid}, but the ledger has given out "
-                    f"none above {newest}: the ledger was restored from an older copy than the records. Nothing was "
-                    "written. Restore all servers from one backup, or start the state under another name.",
+                    f"none above {newest}: the ledger was restored from an older copy than the records. No record "
+                    "was written. Restore all servers from one backup, or start the state under another name.",
                     state=self._state,
                     found=fence.token.txid,
                     expected=newest,
@@ -97,9 +97,9 @@ class Fences:
                 position = "gone" if token is None else f"at txid {token.txid}{'' if token.closed else ', open'}"
                 raise MissingBatchesError(
                     f"state {self._state!r}: txid {last} was committed, but fence {at} is {position}: its server lost "
-                    "acknowledged writes, and records with them. Nothing was written. Restore all servers from one "
-                    "backup and rewind the checkpoint, or reset the state and replay the source. on_gap='accept' goes "
-                    "on with the present records. See docs/operating.md#after-a-restored-store-mapstate-rewind",
+                    "acknowledged writes, and records with them. No record was written. Restore all servers from "
+                    "one backup and rewind the checkpoint, or reset the state and replay the source. on_gap='accept' "
+                    "goes on with the present records. See docs/operating.md#after-a-restored-store-mapstate-rewind",
                     state=self._state,
                     found=None if token is None else token.txid,
                     expected=last,

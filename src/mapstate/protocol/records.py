@@ -37,31 +37,17 @@ class OpaqueValue(NamedTuple, Generic[V]):
     curr: V | None
     prev: V | None
 
-    def get(self, txid: int | None) -> V | None:
-        """The value that batch ``txid`` starts from, with increasing txids and without a ledger.
-
-        None gives the current value. Raises StaleBatchError when ``txid`` is behind the record.
-        """
-        if txid is None or txid > self.txid:
-            return self.curr
-        if txid == self.txid:
-            return self.prev
-        raise stale(self.txid, txid)
-
-    def update(self, txid: int, new: V | None) -> OpaqueValue[V]:
-        """The record after batch ``txid`` sets ``new``. Raises StaleBatchError."""
-        return OpaqueValue(txid, new, self.get(txid))
-
 
 _TXID: Any = itemgetter(0)
 _CURR: Any = itemgetter(1)
 
 
 class CommitView:
-    """The one rule: ``txid in view`` is true if the txid counts.
+    """The one rule: ``txid in view`` is true if the txid is committed and not dead.
 
-    It is the ledger's view of one moment: small, immutable and picklable. Each attempt takes one to the
-    executors, and each reader makes one from the ledger that it has just read.
+    A record of such a txid may still be too old to be read: `values` knows the floor, too. It is the ledger's view of
+    one moment: small, immutable and picklable. Each attempt takes one to the executors, and each reader makes one from
+    the ledger that it has just read.
 
     ``last``        the last committed txid, None without one
     ``dead``        inclusive ranges of orphaned txids below ``last``, ascending and disjoint
@@ -145,8 +131,9 @@ class CommitView:
         if txid < self.first_txid:
             raise LedgerLostError(
                 f"a record carries txid {txid}, but the ledger's txids start at {self.first_txid}: the ledger was "
-                "deleted, evicted or expired, and made anew. Nothing was written. Restore the ledger and the records "
-                "from one backup, or start the state under another name. See docs/operating.md#a-lost-ledger",
+                "deleted, evicted or expired, and made anew. No attempt that meets it is committed. Restore the ledger "
+                "and the records from one backup, or start the state under another name. See "
+                "docs/operating.md#a-lost-ledger",
                 found=txid,
                 first_txid=self.first_txid,
             )
@@ -169,7 +156,7 @@ def stale(found: int, own: int) -> StaleBatchError:
     """The error of a batch that meets a record of a later txid."""
     return StaleBatchError(
         f"the store holds a record of txid {found}, newer than this batch's {own}: another driver has taken over, or "
-        "an old checkpoint is replayed. Nothing was written. Stop the older driver.",
+        "an old checkpoint is replayed. This attempt does not count. Stop the older driver.",
         found=found,
         own=own,
     )

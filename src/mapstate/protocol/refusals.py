@@ -209,8 +209,8 @@ def other_batch(attempt: InFlight, done: Commit) -> UsageError:
 def changed_all_the_time(state: str, tries: int) -> FencedError:
     """The error of a ledger that others change in each of some tries."""
     return FencedError(
-        f"the ledger of state {state!r} could not be changed in {tries} tries: others change it all the time. Nothing "
-        "is counted on."
+        f"the ledger of state {state!r} could not be changed in {tries} tries: others change it all the time. This "
+        "change was not made."
     )
 
 
@@ -358,15 +358,15 @@ def lost_store(state: str, *, has_records: bool) -> StoreLostError:
     if has_records:
         return StoreLostError(
             f"the ledger of state {state!r} is gone, and its records are there: the key was deleted, evicted or "
-            "expired. Nothing was written and nothing is counted on. Give the records a ledger with mapstate adopt, or "
-            "restore both from one backup. See docs/operating.md#a-lost-ledger",
+            "expired. No ledger was made in its place, and nothing more is committed. Give the records a ledger with "
+            "mapstate adopt, or restore both from one backup. See docs/operating.md#a-lost-ledger",
             state=state,
         )
     return StoreLostError(
         f"the ledger of state {state!r} is gone, and so are its records: the store was flushed, restarted empty or "
-        "replaced, or the state was dropped. Nothing was written and nothing is counted on. Restore the store from a "
-        "copy and rewind the checkpoint to it (mapstate rewind); without a copy, start over with a new checkpoint. See "
-        "docs/operating.md#a-store-that-was-emptied",
+        "replaced, or the state was dropped. No ledger was made in its place, and nothing more is committed. Restore "
+        "the store from a copy and rewind the checkpoint to it (mapstate rewind); without a copy, start over with a "
+        "new checkpoint. See docs/operating.md#a-store-that-was-emptied",
         state=state,
     )
 

@@ -464,8 +464,8 @@ def _check_as_of(was: LedgerRecord, now: LedgerRecord, texts: Sequence[StoreKey]
         else "its values of then are gone since: the state is not opaque, or was vacuumed, purged, reset or rolled back"
     )
     raise StaleBatchError(
-        f"state {now.state!r} cannot be read as of {batch} any more: {why}. Nothing was written. Read it anew, in less "
-        "time; or page by page, each as of one batch.",
+        f"state {now.state!r} cannot be read as of {batch} any more: {why}. Nothing was given out. Read it anew, in "
+        "less time; or page by page, each as of one batch.",
         state=now.state,
     )
 

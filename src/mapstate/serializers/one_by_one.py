@@ -62,7 +62,7 @@ class RecordReader:
     def _corrupt(self, key: Any, data: Any, error: Exception) -> CorruptRecordError:
         corrupt = CorruptRecordError(
             f"state {self._state!r}, key {shown(key)}: the stored record {shown(data)} cannot be read ({cut(error)}). "
-            "It was not written by this state; nothing was overwritten. Restore the key, or delete it if its value is "
+            "It was not written by this state, and was not overwritten. Restore the key, or delete it if its value is "
             "lost.",
             state=self._state,
             key=str(key),

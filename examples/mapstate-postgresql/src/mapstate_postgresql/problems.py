@@ -21,7 +21,7 @@ _KINDS: tuple[tuple[str, type[MapStateError], str], ...] = (
     ("28", StoreAuthError, "refused the user or the password"),
     ("42501", StoreAuthError, "does not let this user do that: GRANT it the tables, or CREATE on the schema"),
     ("53300", StoreUnavailableError, "has no connection left (max_connections)"),
-    ("53", StoreFullError, "is out of disk or memory. Nothing was written"),
+    ("53", StoreFullError, "is out of disk or memory. This call wrote nothing"),
     ("54", TooLargeError, "takes no key of more than about 2,700 bytes, and no put of 1 GB"),
     ("25006", StoreUnavailableError, "takes no writes: it is a standby"),
     ("57014", StoreUnavailableError, "did not answer within the timeout"),

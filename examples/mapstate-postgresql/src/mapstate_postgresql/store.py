@@ -192,7 +192,7 @@ class PostgresqlStore:
             if len(value) > limit:
                 raise TooLargeError(
                     f"state {self._state!r}, key {key!r}: the record has {len(value)} bytes, and this store takes at "
-                    f"most {limit}. Nothing was written.",
+                    f"most {limit}. Nothing of this call was written.",
                     state=self._state,
                     key=key,
                     size=len(value),

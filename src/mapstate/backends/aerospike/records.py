@@ -166,7 +166,7 @@ class Records:
         if self.bin not in (bins or {}):
             raise CorruptRecordError(
                 f"state {self._state!r}, key {shown(key)}: the record has no bin {self.bin!r}. It was not "
-                "written by this state, or with another bin in the URL; nothing was overwritten.",
+                "written by this state, or with another bin in the URL; it was not overwritten.",
                 state=self._state,
                 key=str(key),
             )

@@ -279,7 +279,7 @@ class RedisClusterStore:
         except ValueError as error:
             raise CorruptRecordError(
                 f"state {self._state!r}: one of its fences, {self._groups[0].fence.decode()!r} and so on, holds "
-                f"something else ({cut(error)}): something else writes under this state's name. Nothing was written.",
+                f"something else ({cut(error)}): something else writes under this state's name. It is as it was.",
                 state=self._state,
             ) from error
 

@@ -124,8 +124,8 @@ def another_layout(
         lost = "the number of its slot groups" if groups else "the layout of its records"
         value = wanted if groups else f"'{wanted}'"
         return ConfigurationError(
-            f"state {state!r}: the key {name!r}, {lost}, was deleted or evicted. Nothing was written. If the URL has "
-            f"the {'number' if groups else 'layout'} that the state was made with, set it again: "
+            f"state {state!r}: the key {name!r}, {lost}, was deleted or evicted. The ledger is as it was. If the URL "
+            f"has the {'number' if groups else 'layout'} that the state was made with, set it again: "
             f"redis-cli {'-c ' * groups}SET {name!r} {value}. Then run mapstate doctor, because other keys may be "
             "gone, too."
         )

@@ -19,7 +19,7 @@ _WAITED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 _NO_TEXT = "Could not decode to UTF-8"
 _DAMAGED = (
     errors.CorruptStoreError,
-    "is damaged, or no SQLite database. Nothing was written. Look at the path, or restore the file from a copy",
+    "is damaged, or no SQLite database. This call wrote nothing. Look at the path, or restore the file from a copy",
 )
 _CANNOT_OPEN = (
     errors.StoreUnavailableError,
@@ -34,7 +34,7 @@ _TRANSLATIONS: dict[int, tuple[type[MapStateError], str]] = {
     sqlite3.SQLITE_CANTOPEN: _CANNOT_OPEN,
     sqlite3.SQLITE_PERM: _CANNOT_OPEN,
     sqlite3.SQLITE_IOERR: (errors.StoreUnavailableError, "could not be read or written by the operating system"),
-    sqlite3.SQLITE_FULL: (errors.StoreFullError, "cannot grow: the disk or a quota is full. Nothing was written"),
+    sqlite3.SQLITE_FULL: (errors.StoreFullError, "cannot grow: the disk or a quota is full. This call wrote nothing"),
     sqlite3.SQLITE_READONLY: (errors.StoreError, "may only be read by this user, or its directory or its disk may"),
     sqlite3.SQLITE_TOOBIG: (errors.TooLargeError, "takes no row of more than 10**9 bytes, key and record together"),
 }

@@ -239,7 +239,7 @@ class SqliteStore:
             key, size = next((key, len(value)) for key, value in zip(keys, values, strict=True) if len(value) > limit)
             raise TooLargeError(
                 f"state {self._state!r}, key {shown(key)}: the record has {size} bytes, and this store takes at most "
-                f"{limit}. Nothing was written.",
+                f"{limit}. Nothing of this call was written.",
                 state=self._state,
                 key=key,
                 size=size,

@@ -68,8 +68,8 @@ class BatchDriver:
     def run(self, batch_df: DataFrame, batch_id: int, upstream_txid: int | None = None) -> None:
         """One foreachBatch call. ``upstream_txid`` is as in `BatchPlan`.
 
-        Raises LedgerError where the protocol refuses, DataError, StoreError, and Spark's own errors; then nothing of
-        the batch counts, unless it is raised after the commit.
+        Raises LedgerError where the protocol refuses, DataError, StoreError, and Spark's own errors; then the
+        batch is not committed, unless it is raised after the commit.
         """
         began = time.monotonic()
         access = access_of(batch_df)

@@ -91,7 +91,7 @@ def environment_error(error: BaseException) -> ExecutorEnvironmentError | None:
     if missing is None:
         return None
     return ExecutorEnvironmentError(
-        f"an executor cannot import what a task needs: {missing[0]}. Nothing of the batch counts. Install the driver's "
+        f"an executor cannot import what a task needs: {missing[0]}. The batch is not committed. Install the driver's "
         f"packages on every executor, and start the query again. {_WHAT_TO_DO}",
         expected=VERSION,
     )

@@ -137,7 +137,7 @@ class SettleTask(PurgeTask):
         except DataError as error:
             raise ConfigurationError(
                 f"state {self.spec.state!r}: a session of earlier batches cannot be joined into one value: "
-                f"{error.message} Nothing of this batch counts, and no batch will until that is put right. See "
+                f"{error.message} This batch is not committed, and no batch will until that is put right. See "
                 "docs/windows.md#sessions",
                 state=self.spec.state,
             ) from error

@@ -112,7 +112,7 @@ class BatchTask:
             if self.version != VERSION:
                 raise ExecutorEnvironmentError(
                     f"an executor has mapstate {VERSION}, and the driver has {self.version}. Its task wrote "
-                    "nothing, and nothing of the batch counts. See docs/cluster.md#an-executor-lacks-the-package"
+                    "nothing, and the batch is not committed. See docs/cluster.md#an-executor-lacks-the-package"
                 )
             yield from self._apply(batches, report)
         except MapStateError as error:
@@ -273,7 +273,7 @@ class BatchTask:
             except (ValueError, TypeError, OverflowError) as error:
                 raise SerializationError(
                     f"the new values of {field.name}={field.aggregator} do not fit their type "
-                    f"{schema[field.name].dataType.simpleString()}: {cut(error)}. Nothing of this batch counts.",
+                    f"{schema[field.name].dataType.simpleString()}: {cut(error)}. This batch is not committed.",
                     field=field.name,
                 ) from error
         if self.old_values:
@@ -379,7 +379,7 @@ def arrow_to_python(column: pa.Array, name: str) -> list[Any]:
     except (ValueError, OverflowError) as error:
         raise SerializationError(
             f"the column {name!r} holds a value that Python cannot: {cut(error)}. Clean it in front of the aggregate, "
-            "text with make_valid_utf8. Nothing of this batch counts.",
+            "text with make_valid_utf8. This batch is not committed.",
             column=name,
         ) from error
     return values

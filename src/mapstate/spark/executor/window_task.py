@@ -138,7 +138,7 @@ class WindowTask(TimedTask):
             if contains_none(values):
                 raise AggregatorError(
                     f"state {self.spec.state!r}: an aggregator returned None for a key, and a key of a window cannot "
-                    "be removed. Nothing of this batch counts. Return a value that stands for nothing."
+                    "be removed. This batch is not committed. Return a value that stands for nothing."
                 )
             return values
 

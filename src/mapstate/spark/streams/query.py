@@ -145,7 +145,7 @@ class Startable(ABC):
         """Applies one micro-batch to all that the stream keeps and feeds. What Spark calls, on the driver.
 
         Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
-        and nothing of the batch counts, unless a function that follows the commit raised it.
+        and the batch is not committed, unless a function that follows the commit raised it.
         """
         self._to_start()(batch_df, batch_id)
 
