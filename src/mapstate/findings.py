@@ -96,7 +96,6 @@ class Unreadable:
         return f"{shown} and {more} more" if more > 0 else shown
 
     def error(self) -> CorruptRecordError:
-        """The error of the pass: the keys, and the first error among them."""
         return CorruptRecordError(
             f"state {self._state!r}: {self.count} keys cannot be read: {self.names()}. All other keys were read. The "
             f"first error: {self.first}",

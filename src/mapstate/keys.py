@@ -56,11 +56,9 @@ def is_index_key(key: StoreKey) -> bool:
 
 
 class KeyCodec:
-    """Encode and decode the keys of one state.
+    """Encode and decode the keys of one state, by its key schema. Raises UnsupportedTypeError.
 
-    The driver, every task and every reader makes one from the key schema. ``native`` is for a store with types of its
-    own: there the key of a single integer column is an int, except for null. Raises UnsupportedTypeError for a type
-    that cannot be a key.
+    ``native`` is for a store with types of its own: there the key of one integer column is an int, but for null.
     """
 
     def __init__(self, fields: Sequence[KeyField], *, native: bool = False) -> None:

@@ -179,7 +179,6 @@ def _rolling_window(given: Any, time: TimeType) -> RollingWindow:
 
 
 def _name_of(length: Duration, span: int, time: TimeType) -> str:
-    """What the columns of a window end with: ``24_hours``, as it was written."""
     if isinstance(length, str):
         return "_".join(part for number, unit in _PART.findall(length.lower()) for part in (number, unit))
     if time == "bigint":

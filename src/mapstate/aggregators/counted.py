@@ -83,7 +83,10 @@ class CountWindows(ReducerAggregator):
         number += 1
         if number % self._panes.slide == 0:
             first = number - self._panes.length
-            fired.append((number, *self._joined([pane for pane in panes if pane[0] >= first])))
+            held = [pane for pane in panes if pane[0] >= first]
+            fired.append(
+                (number, *(_join(one, (pane[at] for pane in held)) for at, one in enumerate(self._aggregators, 1)))
+            )
             panes = [pane for pane in panes if self._panes.last_end(pane[0]) > number]
         return number, panes, fired
 
@@ -95,9 +98,6 @@ class CountWindows(ReducerAggregator):
         else:
             value = called(one, one.reduce, called(one, one.init) if held is None else held, row)
         return check_type(value, field.type, one)
-
-    def _joined(self, panes: Sequence[tuple[Any, ...]]) -> list[Any]:
-        return [_join(one, (pane[at] for pane in panes)) for at, one in enumerate(self._aggregators, 1)]
 
     def result(self, value: Any) -> Any:
         """``rows``, the windows that the last batch has ``fired``, and those that are ``open``, by end.

@@ -31,7 +31,6 @@ class Folding:
 
     @property
     def rows_waiting(self) -> int:
-        """The number of rows that wait for the stored value."""
         return len(self._rows)
 
     def settle(self, base: Any) -> None:

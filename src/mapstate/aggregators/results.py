@@ -57,7 +57,6 @@ def results_of(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -
 
 
 def _shown_windows(fields: Sequence[Field], aggregators: Mapping[str, Aggregator]) -> dict[str, Aggregator]:
-    """Each aggregator of windows by count, one that joins values if it is known."""
     known: dict[str, Aggregator] = {}
     for field in fields:
         try:

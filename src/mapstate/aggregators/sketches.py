@@ -73,7 +73,6 @@ class _Sketch(OfColumn):
         return [with_checksum(self._merged(package, sketches)) for sketches in parts]
 
     def result(self, value: Any) -> Any:
-        """The answer of the sketch; None for a key without one."""
         return None if value is None else self._shown(self._read(value[0]))
 
     def result_type(self, value_type: str) -> str:  # noqa: ARG002  always the same

@@ -15,7 +15,9 @@ _GROUP = "mapstate.backends"
 def backend_of(scheme: str, url: str, *, known: Iterable[str]) -> Backend:
     """The backend that a package's entry point makes of the URL. Errors as of `mapstate.backends.resolve`."""
     points = entry_points(group=_GROUP)
-    found = {(_package(point), point.value): point for point in points if point.name == scheme}
+    found = {
+        (point.dist.name if point.dist else point.value, point.value): point for point in points if point.name == scheme
+    }
     if not found:
         there = ", ".join(f"{one}://" for one in sorted({*known, *(point.name for point in points)}))
         file = "" if scheme else " A file's URL is sqlite:///visits.db, or sqlite:////data/visits.db from the root."
@@ -63,7 +65,3 @@ def _asked(from_url: Any, url: str, where: str) -> Any:
     except Exception as error:  # noqa: BLE001  another package's code may raise anything
         problem = f"{where}, and that could not read the URL: {type(error).__name__}"
     raise ConfigurationError(f"{problem}. Its message is not repeated here, because it may hold a password")
-
-
-def _package(point: EntryPoint) -> str:
-    return point.value if point.dist is None else point.dist.name

@@ -85,6 +85,12 @@ Names = Annotated[
         autocompletion=_names,
     ),
 ]
+Beside = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="URL#STATE", help="a state of the same topology in another store; once for each", show_default=False
+    ),
+]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="leave an attempt in flight behind; fences its driver")]
 _AS_JSON = Annotated[bool, typer.Option("--json", help="for a program")]
 _YES = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]

@@ -211,7 +211,6 @@ def _csv_cell(value: Any, kind: str) -> str:
 
 
 def _write_json_lines(columns: Sequence[Column], pages: Pages, to: Path) -> None:
-    """One object per line, in UTF-8, with keys and values by the names of their columns."""
     names, kinds = [column.name for column in columns], [column.type for column in columns]
     encode = msgspec.json.Encoder().encode
     with to.open("wb") as file:
@@ -248,7 +247,6 @@ def _write_parquet(columns: Sequence[Column], pages: Pages, to: Path) -> None:
 
 
 def _arrow_type(pa: Any, name: str) -> Any:
-    """The Arrow type of a Spark type, None for one whose values are written as JSON."""
     try:
         return arrow_type(pa, name)
     except UnsupportedTypeError:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mapstate.cli.arguments import seconds, split_urls, state_beside, store_url
+from mapstate.cli.arguments import Beside, seconds, split_urls, state_beside, store_url
 from mapstate.cli.show import AskingOutput
 from mapstate.errors import MapStateError, UsageError, cut
 from mapstate.maps.operator_list import ListEntry
@@ -49,12 +49,7 @@ def forget(
     followers_have: Annotated[
         str, typer.Option(metavar="TIME", help="after it a repeated forget removes the change log up to the first one")
     ] = "1d",
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL#STATE", help="a state of the same topology in another store; once for each", show_default=False
-        ),
-    ] = None,
+    beside: Beside = None,
     export: Annotated[
         Path | None, typer.Option(help="write the list of what the state has forgotten to a file", show_default=False)
     ] = None,
@@ -111,7 +106,7 @@ def forget(
     done = []
     for state in able:
         try:
-            keys = {name: _typed(found[state][name], text) for name, text in given.items()}
+            keys = {name: typed_keys([text], [found[state][name]])[0][0] for name, text in given.items()}
             done.append(forget_key(store, state, keys, id=id, salt=salt, **options))
         except MapStateError as error:
             out.fail(error.message)
@@ -141,10 +136,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not sign or not name:
         raise UsageError(f"--where takes COLUMN=VALUE, not {quoted(text)}. Nothing was written.")
     return name, value
-
-
-def _typed(column: KeyField, text: str) -> Any:
-    return typed_keys([text], [column])[0][0]
 
 
 def _written(path: Path, entries: list[ListEntry]) -> None:

@@ -253,7 +253,6 @@ def _first_keys(reader: StateReader, limit: int) -> list[Key]:
 
 @contextmanager
 def _shown(state: str, *, as_json: bool) -> Iterator[_Show]:
-    """A function that shows a look: as JSON, as a live table, or as lines of text."""
     to = show.console()
     if as_json:
         yield lambda ledger, rows: show.emit(

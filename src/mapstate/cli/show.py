@@ -64,13 +64,11 @@ class Output:
             shown()
 
     def listing(self, noun: str, documents: Any, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-        """Print one JSON document, or a table and how many rows it has."""
         self.answer(documents, lambda: _print_table(columns, rows))
         if not self.as_json:
             say(f"{len(rows)} {noun}")
 
     def rows(self, ledger: LedgerRecord, rows: Rows, columns: Sequence[str] | None = None) -> None:
-        """Print keys and their values: a JSON document for each, or a table of those that are there."""
         if self.as_json:
             for row in rows_of(ledger, columns=columns).rows(rows):
                 emit(row)
@@ -107,7 +105,6 @@ def console() -> Console:
 
 
 def _shown(text: str) -> str:
-    """The text with control characters escaped, as in Python's own literals."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
@@ -226,7 +223,6 @@ def print_corrections(entries: Sequence[ListEntry]) -> None:
 
 
 def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print a table, or lines with tabs where there is no terminal."""
     to = console()
     if not to.is_terminal:
         for row in [columns, *rows]:
@@ -239,7 +235,6 @@ def _print_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
 
 def _print_rows(ledger: LedgerRecord, rows: Rows, columns: Sequence[str] | None) -> None:
-    """Print keys and their values as a table, or as lines with tabs where there is no terminal."""
     to = console()
     if to.is_terminal:
         to.print(table_of(ledger, rows, columns))
@@ -269,7 +264,6 @@ def table_of(ledger: LedgerRecord, rows: Rows, columns: Sequence[str] | None = N
 
 
 def _names(shown: JsonRows, rows: Sequence[tuple[Key, Mapping[str, Any] | None]]) -> list[str]:
-    """The columns of the values, which may be a part of the state's."""
     return next((list(value) for _, value in rows if value is not None), shown.columns)
 
 

@@ -146,7 +146,6 @@ def _say_obeyed(out: Output, name: str, done: Obeyed) -> None:
 def _measured(
     place: str, record: ControlRecord, status: str, seen: dict[str, list[BatchReport]], seconds: float
 ) -> Iterator[list[Any]]:
-    """One line per state, and the newest report of each into ``seen``."""
     at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     for state in record.states:
         kind, reports = _reports(place, state)

@@ -10,7 +10,18 @@ from typing import Annotated, Any
 import typer
 
 from mapstate.backends import opened
-from mapstate.cli.arguments import Exact, Names, State, TakeOver, Url, split_urls, state_beside, store_url, time_of
+from mapstate.cli.arguments import (
+    Beside,
+    Exact,
+    Names,
+    State,
+    TakeOver,
+    Url,
+    split_urls,
+    state_beside,
+    store_url,
+    time_of,
+)
 from mapstate.cli.show import AskingOutput, Output, keys_held, progress
 from mapstate.errors import UsageError, shown
 from mapstate.maps.operator_list import read_list
@@ -42,12 +53,7 @@ def vacuum(
     url: Url = None,
     state: State,
     take_over: TakeOver = False,
-    beside: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="URL#STATE", help="a state of the same topology in another store; once for each", show_default=False
-        ),
-    ] = None,
+    beside: Beside = None,
 ) -> None:
     """Rewrites orphaned records and drops empty ones; exit code 1 if a key holds no record. No value changes.
 
@@ -330,7 +336,6 @@ def _field(text: str) -> Field:
 
 
 def _say_foreign(out: Output, count: int, keys: Sequence[str], more: str) -> None:
-    """The command has failed if keys hold no record of the state."""
     if count:
         named = ", ".join(map(shown, keys))
         others = f" and {count - len(keys)} more" if count > len(keys) else ""

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from functools import partial
+from functools import partial, wraps
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
 from mapstate.errors import UsageError, missing_driver
 from mapstate.keys import Key
-from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.aliased import reader_of
 from mapstate.reader.capabilities import EventLoops
 from mapstate.reader.committed import FOLLOW, Consistency, checked, not_open
 from mapstate.reader.forms import reader_html
-from mapstate.reader.scans import Answer, BatchReports, CountedKeys, ScanPage
+from mapstate.reader.scans import CountedKeys, ScanPage
 from mapstate.reader.state_reader import StateReader
 
 if TYPE_CHECKING:
-    import pandas as pd
-    import polars as pl
-    import pyarrow as pa
-
-    from mapstate.reader.changes import Position
     from mapstate.reader.rolling import At
-    from mapstate.reader.times import Time, Watermark
-    from mapstate.reader.windows import Window
+    from mapstate.reader.times import Time
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 _MOST_THREADS = 8
 _WINDOW_PAGE = 1000  # keys
@@ -67,10 +61,22 @@ def open_async_reader(
     )
 
 
+def _awaited(
+    method: Callable[Concatenate[StateReader, P], T],
+) -> Callable[Concatenate[AsyncStateReader, P], Coroutine[Any, Any, T]]:
+    """A method that returns what a method of `StateReader` does, and lets the loop go on meanwhile."""
+
+    @wraps(method)
+    async def call(self: AsyncStateReader, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._call(method, *args, **kwargs)
+
+    return call
+
+
 class AsyncStateReader:
     """Committed reads of one state on one event loop; see `open_async_reader`. An async context manager.
 
-    It has the methods of `mapstate.StateReader`, with the same results and the same errors. Any number of tasks may
+    It has the methods of `mapstate.StateReader`, with the same arguments, results and errors. Any number of tasks may
     read at one time, each on a connection of its own. A cancelled read ends at once, and its connection is closed. In
     a store that is called in threads, the thread ends its request and the result is dropped.
 
@@ -93,7 +99,7 @@ class AsyncStateReader:
         options: dict[str, Any] = {"state": state, "consistency": consistency, "aggregators": aggregators}
         self._open_reader = partial(reader_of, **options, before=before, max_age=max_age, follow=follow)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._calls: _Calls | None = None
+        self._calls: _OnLoop | _InThreads | None = None
         self._reader: StateReader | None = None
 
     async def __aenter__(self) -> Self:
@@ -106,41 +112,25 @@ class AsyncStateReader:
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
 
-    async def ledger(self) -> LedgerRecord:
-        """See `StateReader.ledger`."""
-        return await self._call(StateReader.ledger)
-
-    async def reports(self) -> BatchReports:
-        """See `StateReader.reports`."""
-        return await self._call(StateReader.reports)
-
-    async def key_count(self) -> int | None:
-        """See `StateReader.key_count`."""
-        return await self._call(StateReader.key_count)
+    ledger = _awaited(StateReader.ledger)
+    reports = _awaited(StateReader.reports)
+    key_count = _awaited(StateReader.key_count)
+    get = _awaited(StateReader.get)
+    multi_get = _awaited(StateReader.multi_get)
+    multi_get_as_of = _awaited(StateReader.multi_get_as_of)
+    answer = _awaited(StateReader.answer)
+    watermark = _awaited(StateReader.watermark)
+    windows = _awaited(StateReader.windows)
+    windows_as_of = _awaited(StateReader.windows_as_of)
+    position = _awaited(StateReader.position)
+    changed_keys = _awaited(StateReader.changed_keys)
+    to_arrow = _awaited(StateReader.to_arrow)
+    to_pandas = _awaited(StateReader.to_pandas)
+    to_polars = _awaited(StateReader.to_polars)
 
     async def count_keys(self, page_size: int = 1000) -> CountedKeys:
         """See `StateReader.count_keys`."""
         return await self._call(StateReader.count_keys, page_size)
-
-    async def get(self, key: Any, *, columns: Sequence[str] | None = None, at: At = None) -> dict[str, Any] | None:
-        """See `StateReader.get`."""
-        return await self._call(StateReader.get, key, columns=columns, at=at)
-
-    async def multi_get(
-        self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None
-    ) -> list[dict[str, Any] | None]:
-        """See `StateReader.multi_get`."""
-        return await self._call(StateReader.multi_get, keys, columns=columns, at=at)
-
-    async def multi_get_as_of(
-        self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None
-    ) -> tuple[list[dict[str, Any] | None], LedgerRecord]:
-        """See `StateReader.multi_get_as_of`."""
-        return await self._call(StateReader.multi_get_as_of, keys, columns=columns, at=at)
-
-    async def answer(self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None) -> Answer:
-        """See `StateReader.answer`."""
-        return await self._call(StateReader.answer, keys, columns=columns, at=at)
 
     async def scan(
         self, page_size: int = 1000, *, columns: Sequence[str] | None = None, at: At = None
@@ -166,52 +156,12 @@ class AsyncStateReader:
         while (page := await self._call(lambda _: next(pages, None))) is not None:
             yield page
 
-    async def watermark(self) -> Watermark:
-        """See `StateReader.watermark`."""
-        return await self._call(StateReader.watermark)
-
-    async def windows(self, key: Any = (), *, since: Time | None = None, until: Time | None = None) -> list[Window]:
-        """See `StateReader.windows`."""
-        return await self._call(StateReader.windows, key, since=since, until=until)
-
-    async def windows_as_of(
-        self, key: Any = (), *, since: Time | None = None, until: Time | None = None
-    ) -> tuple[list[Window], LedgerRecord]:
-        """See `StateReader.windows_as_of`."""
-        return await self._call(StateReader.windows_as_of, key, since=since, until=until)
-
     async def window(self, end: Time) -> AsyncIterator[tuple[Key, dict[str, Any]]]:
         """See `StateReader.window`: ``async for key, fields in reader.window(end)``."""
         items = await self._call(StateReader.window, end)
         while page := await self._call(lambda _: list(islice(items, _WINDOW_PAGE))):
             for item in page:
                 yield item
-
-    async def position(self) -> Position:
-        """See `StateReader.position`."""
-        return await self._call(StateReader.position)
-
-    async def changed_keys(self, start: Position, end: Position) -> list[Key]:
-        """See `StateReader.changed_keys`."""
-        return await self._call(StateReader.changed_keys, start, end)
-
-    async def to_arrow(
-        self, page_size: int = 10_000, *, columns: Sequence[str] | None = None, at: At = None
-    ) -> pa.Table:
-        """See `StateReader.to_arrow`. The loop goes on while a page is read."""
-        return await self._call(StateReader.to_arrow, page_size, columns=columns, at=at)
-
-    async def to_pandas(
-        self, page_size: int = 10_000, *, columns: Sequence[str] | None = None, at: At = None
-    ) -> pd.DataFrame:
-        """See `StateReader.to_pandas`."""
-        return await self._call(StateReader.to_pandas, page_size, columns=columns, at=at)
-
-    async def to_polars(
-        self, page_size: int = 10_000, *, columns: Sequence[str] | None = None, at: At = None
-    ) -> pl.DataFrame:
-        """See `StateReader.to_polars`."""
-        return await self._call(StateReader.to_polars, page_size, columns=columns, at=at)
 
     def _repr_html_(self) -> str:
         return reader_html(self._state, None) if self._reader is None else self._reader._repr_html_()
@@ -253,19 +203,9 @@ class AsyncStateReader:
         return await self._calls.run(lambda: method(reader.current, *args, **kwargs))
 
 
-class _Calls(Protocol):
-    """How a reader's blocking calls run while the event loop goes on."""
-
-    async def run(self, function: Callable[[], T]) -> T:
-        """Return what ``function`` returns."""
-        ...
-
-    async def end(self, reader: StateReader | None) -> None:
-        """Wait for the calls that run, close the reader, and release what the calls ran in."""
-        ...
-
-
 class _OnLoop:
+    """Runs a reader's blocking calls on the loop. `end` waits for them, and closes the reader and what they ran in."""
+
     def __init__(self) -> None:
         try:
             from mapstate.event_loop import on_loop
@@ -295,6 +235,8 @@ class _OnLoop:
 
 
 class _InThreads:
+    """As `_OnLoop`, in threads."""
+
     def __init__(self, most: int) -> None:
         self._threads = ThreadPoolExecutor(most, thread_name_prefix="mapstate-reader")
 

@@ -70,7 +70,6 @@ class JsonRows:
         return {field.name: plain(part, field.type) for field, part in zip(self._keys, key, strict=True)}
 
     def values(self, values: Sequence[Mapping[str, Any] | None]) -> Sequence[Mapping[str, Any] | None]:
-        """Values by the names of their fields, None for an absent key."""
         if self._are_values_same:
             return values
         kind_of = self._kinds.get
@@ -185,15 +184,15 @@ class JsonKeys:
             beside = found.at, found.columns
             if not self._fields:
                 return KeysAsked([()] * len(found.keys), *beside)
-            columns = [self._column(*one) for one in zip(self._fields, columns_of(found.keys), strict=True)]
+            columns = [
+                values if field.type == "string" else [_of_json(field, value) for value in values]
+                for field, values in zip(self._fields, columns_of(found.keys), strict=True)
+            ]
             return KeysAsked(columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)), *beside)
         names = ", ".join(f"{field.name} {field.type}" for field in self._fields)
         raise UsageError(
             f"the body is no object with a list of keys ({names}), {'; '.join(problems)}. Nothing was read."
         )
-
-    def _column(self, field: KeyField, values: list[Any]) -> list[Any]:
-        return values if field.type == "string" else [_of_json(field, value) for value in values]
 
 
 def _decoder(key: Any) -> msgspec.json.Decoder[Any]:
@@ -248,7 +247,6 @@ def _typed(field: KeyField, text: str) -> Any:
 
 
 def _parsed(field: KeyField, text: str) -> Any:
-    """The value. Raises KeyEncodingError and ValueError."""
     if field.type == "timestamp":
         return _unrounded(_instant(text), text)
     if field.type == "binary" and not text:

@@ -126,7 +126,8 @@ def read_reports(store: Any, state: str) -> BatchReports:
         return BatchReports()
     try:
         reports = BatchReports(_decoder.decode(data) for data in store.reports())
-        _check_times(reports)
+        if not are_times([report.at for report in reports]):
+            raise ValueError("a time is not ISO 8601 with an offset")  # noqa: TRY301
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise CorruptRecordError(
             f"a batch report of state {state!r} cannot be read ({cut(error)}): another program wrote it. The state "

@@ -43,7 +43,6 @@ class Columns:
         return self._of(arrays, len(keys))
 
     def absent(self, keys: Sequence[Key]) -> pa.RecordBatch:
-        """Some keys that are not there, with nulls for the fields."""
         of_keys = list(zip(*keys, strict=True))
         arrays = [
             self._arrow.nulls(len(keys), field.type) if place is None else array_of(self._arrow, field, of_keys[place])
@@ -57,7 +56,6 @@ class Columns:
         return self._arrow.RecordBatch.from_pylist([{}] * rows, self.schema)  # an ungrouped state without its fields
 
     def table(self, batches: Iterable[pa.RecordBatch]) -> pa.Table:
-        """All of them, without a copy."""
         return self._arrow.Table.from_batches(batches, self.schema)
 
 

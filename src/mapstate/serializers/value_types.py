@@ -275,7 +275,6 @@ def _unless_null(convert: Convert | None, array: Array) -> Convert | None:
 
 
 def _at_places(convert: Convert | None, places: tuple[int, ...]) -> Convert | None:
-    """The conversion of a record by the conversion of its values."""
     if convert is None or not places:
         return convert
     if len(places) == 1:
@@ -284,7 +283,6 @@ def _at_places(convert: Convert | None, places: tuple[int, ...]) -> Convert | No
 
 
 def _txid_last(convert: Convert | None, places: tuple[int, ...]) -> Convert:
-    """The conversion of a record to its native form, with the txid last."""
     own = convert or _as_it_is
     if not places:
         return lambda value: [own(value)]
@@ -294,7 +292,6 @@ def _txid_last(convert: Convert | None, places: tuple[int, ...]) -> Convert:
 
 
 def _txid_first(convert: Convert | None, places: tuple[int, ...]) -> Convert:
-    """The conversion of a native form to its record, with the txid first."""
     own = convert or _as_it_is
     if not places:
         return lambda native: own(native[0])

@@ -148,7 +148,6 @@ class _Service:
         return await state.by_schema(ask)
 
     async def many_values(self, request: Request) -> Response:
-        """The values of many keys, in their order, all as of one batch."""
         answers.check_names(request, _WAIT)
         body = await answers.body_of(request)
         state = await self._state(request)
@@ -168,7 +167,6 @@ class _Service:
         return Response(line({"states": [one for one in found if one]}), media_type="application/json")
 
     async def one_state(self, request: Request) -> Response:
-        """One state: its schema, its ledger, and the reports of its last batches."""
         answers.check_names(request, _WAIT)
         state = await self._state(request)
         ledger = await state.ledger()
@@ -181,7 +179,6 @@ class _Service:
         return Response(line({**document, "as_of": as_of(ledger)}), media_type="application/json")
 
     async def scan(self, request: Request) -> Response:
-        """All keys and values as lines of JSON, from a cursor on."""
         cursor, given = request.query_params.get("cursor", ""), request.query_params.get("limit")
         if given is not None and not re.fullmatch(r"(?=0*[1-9])\d{1,18}", given, re.ASCII):
             raise BadRequest("limit is a number from 1 on.")

@@ -70,11 +70,10 @@ class Commits:
             self._waiting.discard(waiting)
 
     def events(self, last_id: str | None = None) -> AsyncGenerator[Sent, None]:
-        """An event per commit of any state, and where a state cannot be read.
+        """An event per commit, and where a state cannot be read; None first, and after a while without one.
 
-        First comes None: what is committed from then on is an event. More of them come after a while without an event,
-        also before, where the store is away or takes long to be listed. All end for a listener that is far behind.
-        One that comes back names the ``last_id`` that it has, and hears what has come since. Raises Busy.
+        One that comes back names the ``last_id`` that it has, and hears what has come since. All end for a listener
+        that is far behind. Raises Busy.
         """
         if len(self._listeners) >= _MOST_LISTENERS:
             raise Busy(f"{len(self._listeners)} clients listen for events.")

@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import time
 from collections.abc import Callable
+from functools import cache
 from operator import attrgetter
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -45,17 +46,6 @@ _SUMS: dict[str, tuple[str, Callable[[BatchReport], float]]] = {
 }
 
 
-class _Children(dict[int, Counter]):
-    """The counters of each status: to find one by its label takes longer than to count."""
-
-    def __init__(self, counter: Counter) -> None:
-        super().__init__()
-        self._counter = counter
-
-    def __missing__(self, status: int) -> Counter:
-        return self.setdefault(status, self._counter.labels(str(status)))
-
-
 class Metrics:
     """Made anew for each scrape, but for the sums: those add what the reports since the last scrape say.
 
@@ -79,7 +69,7 @@ class Metrics:
             for name, (text, _) in _SUMS.items()
         }
         requests = Counter("mapstate_serve_requests", "Requests by answer", ["status"], registry=registry)
-        self._by_status = _Children(requests)
+        self._of_status = cache(requests.labels)  # to find one by its label takes longer than to count
         self._seconds = Histogram("mapstate_serve_request_seconds", "Seconds of a request", registry=registry)
         self._running = Gauge("mapstate_serve_store_reads", "Bulk reads of the store so far", registry=registry)
         self._is_up = Gauge("mapstate_serve_store_up", "1 if the store has listed its states", registry=registry)
@@ -90,10 +80,10 @@ class Metrics:
         self._turn = asyncio.Lock()
 
     def refused(self, status: int) -> None:
-        self._by_status[status].inc()
+        self._of_status(status).inc()
 
     def answered(self, path: str, status: int, seconds: float) -> None:
-        self._by_status[status].inc()
+        self._of_status(status).inc()
         if path != "/events":
             self._seconds.observe(seconds)
 

@@ -93,7 +93,6 @@ class MergedReads:
                         task.cancel()
 
     def _start(self) -> None:
-        """Start a read, if there is something to read and not enough is under way."""
         if self._waiting and len(self._running) < _MOST_AT_ONCE:
             taken: list[_Waiting] = []
             task = asyncio.create_task(self._read(taken))

@@ -64,24 +64,18 @@ namespace test {
 _AEROSPIKE_CONF_PATH = "/etc/aerospike/mapstate.conf"
 
 
-@contextlib.contextmanager
-def redis_container(image: str = "", *, seconds: float = 60.0) -> Iterator[str]:
+def redis_container(image: str = "", *, seconds: float = 60.0) -> contextlib.AbstractContextManager[str]:
     """Start a Redis for this test, and yield its URL, ``redis://host:port/0``.
 
     ``image`` is by default that of MAPSTATE_REDIS_IMAGE, else Redis 7.4. Raises ConfigurationError where there is no
     Docker, and StoreUnavailableError where the server does not answer within ``seconds``.
     """
-    image = image or os.environ.get("MAPSTATE_REDIS_IMAGE", "redis:7.4")
-    with _redis_like(image, "redis-server", seconds) as url:
-        yield url
+    return _redis_like(image or os.environ.get("MAPSTATE_REDIS_IMAGE", "redis:7.4"), "redis-server", seconds)
 
 
-@contextlib.contextmanager
-def valkey_container(image: str = "", *, seconds: float = 60.0) -> Iterator[str]:
+def valkey_container(image: str = "", *, seconds: float = 60.0) -> contextlib.AbstractContextManager[str]:
     """Like `redis_container`, with a Valkey: MAPSTATE_VALKEY_IMAGE, else Valkey 8.1. Its URL is ``redis://``, too."""
-    image = image or os.environ.get("MAPSTATE_VALKEY_IMAGE", "valkey/valkey:8.1")
-    with _redis_like(image, "valkey-server", seconds) as url:
-        yield url
+    return _redis_like(image or os.environ.get("MAPSTATE_VALKEY_IMAGE", "valkey/valkey:8.1"), "valkey-server", seconds)
 
 
 @contextlib.contextmanager

@@ -549,7 +549,6 @@ def _inside(store: Any) -> Any:
 
 
 def _pass_on(wrapper: Any, inner: Any, wrapped: Callable[[str, Any], Any]) -> None:
-    """Give the object each public method of ``inner`` that its class lacks."""
     for name in dir(inner):
         if not name.startswith("_") and not hasattr(type(wrapper), name) and callable(getattr(inner, name)):
             wrapper.__dict__[name] = wrapped(name, getattr(inner, name))

@@ -97,11 +97,9 @@ class Records:
         guard: dict[str, Any] | None = None,
         accepted: int = OK,
     ) -> None:
-        """Write each record under ``policy``, of a repeated key the last.
+        """Write each record under ``policy``, of a repeated key the last; ``accepted`` is a code that is no error.
 
-        ``places`` are those of the keys, where the caller has them. ``guard`` holds the filter of all records, and
-        goes into the policy of the batch: the client compiles a filter anew for each policy that has one. ``accepted``
-        is a result code that is no error beside OK.
+        ``guard`` holds the filter of all records, for the batch's policy: the client compiles one for each policy.
         """
         check_lengths(keys, values, "values")
         last = dict(zip(keys, values, strict=True))  # the server applies two writes of one batch in any order

@@ -124,7 +124,6 @@ class Database:
         self.transaction("BEGIN IMMEDIATE", lambda _: None)
 
     def problem(self, error: Exception) -> MapStateError:
-        """Our error for one of SQLite's or of the operating system's."""
         return problem_of(error, path=self.path, state=self.state, timeout=self.timeout)
 
     def close(self) -> None:

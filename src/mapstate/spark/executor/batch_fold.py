@@ -61,7 +61,6 @@ def _of_nothing(fields: Fields) -> list[Any] | None:
 
 
 def _nothing(one: Aggregator, value_type: str) -> Any:
-    """What an aggregator shows of no rows; None where it emits nothing."""
     if isinstance(one, Sum):
         return 0.0 if value_type == "double" else 0 if value_type == "bigint" else Decimal(0)
     if isinstance(one, NativeCombiner) and not isinstance(one, Count):

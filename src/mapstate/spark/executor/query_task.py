@@ -34,11 +34,9 @@ NOW = "__mapstate_now"
 class AskedState:
     """The state that a query asks, as a task opens it. Picklable.
 
-    ``source`` is the spec of a state of mapstate, with the names of its ``key_columns``; or the factory of a user's
-    own, of so many ``partitions``. With ``may_be_absent``, a state that is not there yet has no values: a stream that
-    keeps the state itself asks it before its first batch. ``version`` is what its alias leads to; None for what each
-    task finds, of a streaming DataFrame, for which nothing runs once for each batch. The windows of one that
-    ``is_rolling`` end at the time in the column `NOW` of the rows.
+    ``source`` is the spec of a state with its ``key_columns``, or a user's factory of so many ``partitions``. One that
+    ``may_be_absent`` has no values before its stream's first batch. ``version`` is what its alias leads to; None for
+    what each task finds. The windows of one that ``is_rolling`` end at the time in the column `NOW`.
     """
 
     source: StateSpec | StateFactory

@@ -70,7 +70,6 @@ class RowFold:
         self.open = None
 
     def take(self) -> tuple[list[StoreKey], list[Any], int]:
-        """The complete keys: texts, partials, rows."""
         taken = self.keys, self._partials, self._rows
         open_rows = self._open_rows
         self._clear()

@@ -35,7 +35,6 @@ class _Pieces:
         self._done = record.last_windows()
 
     def at(self, pane: int, rests: Sequence[str]) -> list[Piece | None]:
-        """The pieces of some keys in a pane; None where a key has none."""
         if not rests or self._windows.is_expired(pane, self._done) or not self._windows.may_have(pane):
             return [None] * len(rests)
         values = self._reads.values_in(pane, rests)

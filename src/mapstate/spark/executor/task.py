@@ -165,7 +165,6 @@ class BatchTask:
             report.keys_delta = None if report.skipped or wrote_before else delta
 
     def _claimed(self, store: Any, report: TaskReport) -> bool:
-        """Whether this try of its task is the one that may write."""
         if store.claim(self.txid, report.partition, report.holder) != report.holder:
             return False
         if isinstance(store, FencedWrites):
@@ -332,7 +331,6 @@ def _without_gc() -> Iterator[None]:
 
 
 def _is_later_try() -> bool:
-    """Whether Spark has tried this task before."""
     from pyspark import TaskContext
 
     context = TaskContext.get()

@@ -137,7 +137,6 @@ class HistoryTask:
                 yield self._beside(batch.filter(batch.column(self._keys + 1)).columns[behind:], asked)
 
     def _values(self, rows: pa.RecordBatch) -> Iterator[Any]:
-        """What each row of history adds: the values of the fields, or the row itself."""
         names = self._read or ["a partial aggregate"] * sum(self._widths)
         columns = [arrow_to_python(one, name) for one, name in zip(rows.columns[self._keys + 2 :], names, strict=False)]
         if not self._widths:
@@ -176,7 +175,6 @@ class _History:
             column.append(value)
 
     def closed(self) -> Tiles:
-        """The tiles, the last one included."""
         if self._foldings:
             fields, foldings, self._foldings = self._fields, self._foldings, []
             (value,) = fields.combine_all([None], [fields.finish(foldings)])

@@ -386,7 +386,6 @@ class JoinTask:
             raise ValueOverflowError(self._not_given_out(error), **error.facts) from error
 
     def _not_given_out(self, error: Exception) -> str:
-        """The message for a window of a batch that is committed already."""
         return (
             f"state {self.record.state!r}: a window that has fired cannot be given out: {cut(error)}. The batch that "
             "fired it counts, and fails here each time that it comes again. Give the aggregator more room (most=), or "

@@ -56,7 +56,6 @@ class Links:
         return {name: one for name, one in self.links if isinstance(one, Aggregator)}
 
     def over_columns(self, named: Mapping[str, Aggregator]) -> Links:
-        """The same, with aggregators over the columns that hold their expressions."""
         return Links(tuple((name, named.get(name, one)) for name, one in self.links), self.per_partition)
 
     def over(self, schema: StructType, keys: Sequence[str] = ()) -> Step:

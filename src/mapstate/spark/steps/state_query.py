@@ -177,7 +177,6 @@ class QueryPlan:
 
     @property
     def partitions(self) -> int | None:
-        """How many partitions a user's own states have, where that is said."""
         return None if isinstance(self.state, KnownState) else self.state.partitions
 
     @property

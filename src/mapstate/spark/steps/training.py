@@ -189,7 +189,6 @@ def _by_key(frame: DataFrame, keys: Sequence[str], *order: str) -> DataFrame:
 
 
 def _checked(frame: DataFrame, keys: Sequence[str] | str, caller: str) -> list[str]:
-    """The key columns of a DataFrame, which is no stream. Raises ConfigurationError."""
     if frame.isStreaming:
         raise ConfigurationError(f"{caller} takes batch DataFrames, and this one is a stream: {caller} in foreachBatch")
     return column_names(frame.schema, [keys] if isinstance(keys, str) else keys, caller)
@@ -207,8 +206,6 @@ def _time_type(frame: DataFrame, column: str, *kinds: TimeType, caller: str) -> 
 
 
 def _with_expressions(history: DataFrame, aggregates: Mapping[str, Any]) -> tuple[DataFrame, dict[str, Aggregator]]:
-    """The rows with a column for each expression of an aggregator. Raises ConfigurationError."""
-
     def spark_name(column: Column) -> str:
         with analysed(str(column)):
             name: str = history.select(column).columns[0]

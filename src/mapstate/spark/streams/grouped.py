@@ -60,15 +60,19 @@ class Keepable(Protocol[Kept]):
     def with_step(self, step: Step, *, by_row: bool) -> Self:
         """The rows after one more step; ``by_row`` says that each row's results depend on that row alone."""
 
-    @abstractmethod
     def hidden_columns(self) -> dict[str, str]:
         """Columns that a state gets beside those of the rows, with their types."""
+        return {}
 
-    @abstractmethod
     def adapted(
-        self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
+        self,
+        state: StateSpec,  # noqa: ARG002
+        aggregates: Mapping[str, Aggregator],
+        *,
+        by: Sequence[str],  # noqa: ARG002
     ) -> Mapping[str, Aggregator]:
         """The aggregators that do on these rows what the given ones say. Raises ConfigurationError."""
+        return dict(aggregates)
 
     @abstractmethod
     def keep(self, job: Job) -> Kept:
@@ -143,7 +147,7 @@ class GroupedStream(Generic[Kept, R]):
             ensure_picklable(f"the aggregator {name}={one}", one)
         read = {key.name: key.type for key in self._keys}
         for one in adapted.values():
-            names = one.columns() or self._all_unless_native(one)
+            names = one.columns() or ([] if isinstance(one, NativeCombiner) else list(self._types))
             read |= {name: column_type(types, name, one) for name in names}
         session = SparkSession.getActiveSession()
         tells_case = session is not None and session.conf.get("spark.sql.caseSensitive") == "true"
@@ -168,10 +172,6 @@ class GroupedStream(Generic[Kept, R]):
     def chainedAgg(self) -> ChainedAggregate[R]:
         """Several aggregates over the rows of each key of a batch, until ``chainEnd()``."""
         return ChainedAggregate(self._rows, tuple(key.name for key in self._keys))
-
-    def _all_unless_native(self, one: Aggregator) -> list[str]:
-        """What an aggregator reads that names no columns: nothing if Spark computes it, else all."""
-        return [] if isinstance(one, NativeCombiner) else list(self._types)
 
 
 class Windowable(Groupable[Any], Protocol):
@@ -208,21 +208,19 @@ class InWindows(Keepable[Kept]):
 
     def groupBy(self, *columns: str | Column | list[str | Column]) -> GroupedStream[Kept, Self]:
         """Windows of each combination of values of ``columns`` by itself. See `Rows.groupBy`."""
-        keys = [key for column in columns for key in (column if isinstance(column, list) else [column])]
-        if not keys:
-            raise ConfigurationError(
-                "groupBy() needs at least one column; for windows of all rows call persistentAggregate on the windows "
-                "themselves"
-            )
-        rows, names = with_keys(self, keys)
-        return GroupedStream(rows, names)
+        return grouped(self, columns, "for windows of all rows call persistentAggregate on the windows themselves")
 
     def persistentAggregate(self, state: StateSpec, /, *extra: Never, **aggregates: Aggregator) -> Kept:
         """Keeps aggregates of all rows of each window. See `GroupedStream.persistentAggregate`."""
         return GroupedStream(self, ()).persistentAggregate(state, *extra, **aggregates)
 
-    def hidden_columns(self) -> dict[str, str]:
-        return {}
+
+def grouped(rows: R, columns: Sequence[str | Column | list[str | Column]], instead: str) -> GroupedStream[Any, R]:
+    """The rows by keys. Raises ConfigurationError for none, which says what to do ``instead``."""
+    keys = [key for column in columns for key in (column if isinstance(column, list) else [column])]
+    if not keys:
+        raise ConfigurationError(f"groupBy() needs at least one column; {instead}")
+    return GroupedStream(*with_keys(rows, keys))
 
 
 def check_of_windows(state: StateSpec, taken: Collection[str], names: Sequence[str]) -> None:

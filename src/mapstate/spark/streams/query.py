@@ -176,7 +176,7 @@ class Startable(ABC):
 
 
 class OfQuery(Startable):
-    """A part of a stream. ``query`` is that of the whole stream."""
+    """A part of the stream whose query is ``query``."""
 
     def __init__(self, query: Query) -> None:
         self.query = query

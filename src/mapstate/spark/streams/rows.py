@@ -12,7 +12,7 @@ from mapstate.reader import Consistency
 from mapstate.spark.interfaces import BatchAggregator, QueryFunction
 from mapstate.spark.steps.batch_aggregate import broadcast, extreme, spread
 from mapstate.spark.steps.state_query import Queried, QueryPlan, When
-from mapstate.spark.streams.grouped import ChainedAggregate, GroupedStream, Keepable, Kept, with_keys
+from mapstate.spark.streams.grouped import ChainedAggregate, GroupedStream, Keepable, Kept, grouped
 from mapstate.spark.streams.query import Startable
 
 if TYPE_CHECKING:
@@ -61,14 +61,7 @@ class Rows(Keepable[Kept]):
 
         Raises ConfigurationError for no columns, UnknownColumnError, UnsupportedTypeError, DuplicateNameError.
         """
-        keys = [key for column in columns for key in (column if isinstance(column, list) else [column])]
-        if not keys:
-            raise ConfigurationError(
-                "groupBy() needs at least one column; for one aggregate of all rows call persistentAggregate on the "
-                "stream itself"
-            )
-        rows, names = with_keys(self, keys)
-        return GroupedStream(rows, names)
+        return grouped(self, columns, "for one aggregate of all rows call persistentAggregate on the stream itself")
 
     def stateQuery(
         self,

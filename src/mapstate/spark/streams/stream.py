@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Never, Self, Unpack, overload
 
@@ -173,18 +173,6 @@ class Stream(Rows[PersistentAggregate], Startable):
                 "returned on this very stream"
             )
         return state.after_commit(self.name, empty_frame(self.df), self.steps)
-
-    def hidden_columns(self) -> dict[str, str]:
-        return {}
-
-    def adapted(
-        self,
-        state: StateSpec,  # noqa: ARG002
-        aggregates: Mapping[str, Aggregator],
-        *,
-        by: Sequence[str],  # noqa: ARG002
-    ) -> Mapping[str, Aggregator]:
-        return dict(aggregates)
 
     def keep(self, job: Job) -> PersistentAggregate:
         query, branch = self.branch_of(job)

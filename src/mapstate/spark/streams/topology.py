@@ -155,7 +155,6 @@ class Topology(Startable):
         return query
 
     def _admit(self, query: Query, branch: Branch) -> None:
-        """Raises ConfigurationError, DuplicateNameError for a state that cannot be one of this topology's."""
         spec = branch.job.spec
         states = [known.job.spec.state for each in self.queries.values() for known in branches_of(each.plan)]
         if spec.state in states:

@@ -22,8 +22,7 @@ from mapstate.reader import open_reader
 from mapstate.spec import opaque
 from mapstate.testing.contracts.backing_map import BackingMapContract, SideDoor
 from mapstate.testing.contracts.capabilities import instead_of, needs
-from mapstate.testing.contracts.driver import CountingQuery
-from mapstate.testing.contracts.other_process import elsewhere, forked_after_use, put_and_get
+from mapstate.testing.contracts.driver import CountingQuery, elsewhere, forked_after_use, put_and_get
 from mapstate.testing.faults import wait_for
 
 _PATIENCE = 10.0  # seconds that a store may take to drop what has expired

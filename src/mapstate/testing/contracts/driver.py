@@ -1,12 +1,18 @@
-"""A streaming query without Spark: it begins, applies and commits batches of counts in the contracts."""
+"""A streaming query without Spark, and work in another process, which gets the pickled backend: for the contracts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol
+import multiprocessing
+import os
+import pickle
+import signal
+from collections.abc import Callable, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 from mapstate.backing_map import IBackingMap
 from mapstate.capabilities import FenceToken, close_if_possible
+from mapstate.errors import FencedError
 from mapstate.maps import MapState, OpaqueMap, TransactionalMap
 from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, OpenRequest, now
 from mapstate.protocol.ledgers import Ledgers
@@ -14,21 +20,6 @@ from mapstate.schema import Field, KeyField, OnNewOwner, StateType
 
 FIELDS = (Field("n", "Count", "bigint"),)
 _FIRST_TXID = 1000
-
-
-class HowToWrite(Protocol):
-    """What a query needs of the contract: see `BackendContract`."""
-
-    state: ClassVar[str]
-    serializer: ClassVar[str]
-
-    def records_of(self, store: Any, kind: StateType, fields: tuple[Field, ...]) -> IBackingMap[str, Any]:
-        """A map of records over a store or its writer."""
-        ...
-
-    def writer_of(self, store: Any, token: FenceToken) -> Any:
-        """The map that an attempt writes to."""
-        ...
 
 
 def opening(
@@ -48,12 +39,12 @@ def opening(
 
 
 class CountingQuery:
-    """A driver of a state, from its first batch until a newer driver begins one."""
+    """A driver of a state, from its first batch until a newer driver begins one; ``how`` is a `BackendContract`."""
 
     def __init__(
         self,
         store: Any,
-        how: HowToWrite,
+        how: Any,
         kind: StateType = "opaque",
         *,
         owner: str = "query",
@@ -138,3 +129,92 @@ class RunningAttempt:
     def end(self) -> None:
         """Close the task's writer, as a task does however it ends."""
         close_if_possible(self._writer)
+
+
+_SECONDS = 60
+
+
+def elsewhere(work: Callable[..., Any], backend: Any, state: str, *arguments: Any) -> Any:
+    """Run ``work`` in a spawned process, which opens the state itself. Returns or raises what it does."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(_opened, work, pickle.dumps(backend), state, arguments).result(_SECONDS)
+
+
+def _opened(work: Callable[..., Any], pickled: bytes, state: str, arguments: tuple[Any, ...]) -> Any:
+    store = pickle.loads(pickled).open(state)
+    try:
+        return work(store, *arguments)
+    finally:
+        close_if_possible(store)
+
+
+def put_and_get(store: Any, keys: list[str], records: list[Any], asked: list[str]) -> list[Any]:
+    """Put, and return the result of a get after it."""
+    store.multi_put(keys, records)
+    return list(store.multi_get(asked))
+
+
+def swap_once(store: Any, record: bytes, fence: FenceToken) -> tuple[bytes | None, bool]:
+    """Return the ledger before the swap, and whether the swap was done."""
+    found = store.load()
+    version = None if found is None else found[1]
+    return found and found[0], store.swap(record, version, fence) is not None
+
+
+def put_fenced(store: Any, writes_through: str, token: FenceToken, keys: list[str], records: list[Any]) -> bool:
+    """Return whether a writer with this token may put."""
+    try:
+        getattr(store, writes_through)(token).multi_put(keys, records)
+    except FencedError:
+        return False
+    return True
+
+
+def forked_after_use(store: Any, records: dict[str, list[Any]]) -> dict[str, list[int]]:
+    """Put and get in a parent and its children at one time. Returns the wrong records of each process.
+
+    The store is used before the fork, so its open connections are shared unless it prevents that.
+    """
+    store.multi_put(["before"], [records["parent"][0]])
+    ends = {}
+    for name in [name for name in records if name != "parent"]:
+        reading, writing = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            _child(store, name, records[name], writing)
+        os.close(writing)
+        ends[name] = pid, reading
+    wrong = {"parent": _read_wrong(store, "parent", records["parent"])}
+    for name, (pid, reading) in ends.items():
+        with os.fdopen(reading, "rb") as pipe:
+            said = pipe.read()
+        os.waitpid(pid, 0)
+        wrong[name] = pickle.loads(said) if said else [-1]  # it died, or raised
+    wrong["afterwards"] = [
+        at for name, own in records.items() for at, record in enumerate(own) if not _has(store, f"{name}-{at}", record)
+    ]
+    return wrong
+
+
+def _child(store: Any, name: str, records: list[Any], writing: int) -> None:
+    """Does not return."""
+    try:
+        signal.alarm(_SECONDS // 2)
+        said = pickle.dumps(_read_wrong(store, name, records))
+        close_if_possible(store)
+        os.write(writing, said)
+    finally:
+        os._exit(0)
+
+
+def _read_wrong(store: Any, name: str, records: list[Any]) -> list[int]:
+    wrong = []
+    for at, record in enumerate(records):
+        store.multi_put([f"{name}-{at}"], [record])
+        if not _has(store, f"{name}-{at}", record):
+            wrong.append(at)
+    return wrong
+
+
+def _has(store: Any, key: str, record: Any) -> bool:
+    return bool(store.multi_get([key]) == [record])

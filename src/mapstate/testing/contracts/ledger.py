@@ -20,8 +20,7 @@ from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.testing.contracts.backend import BackendContract, at_once, closing, scanned
 from mapstate.testing.contracts.backing_map import SideDoor
 from mapstate.testing.contracts.capabilities import instead_of, needs
-from mapstate.testing.contracts.driver import CountingQuery, opening
-from mapstate.testing.contracts.other_process import elsewhere, put_fenced, swap_once
+from mapstate.testing.contracts.driver import CountingQuery, elsewhere, opening, put_fenced, swap_once
 from mapstate.testing.faults import Begins, Commits, Fail, FaultyStore
 
 OPEN = FenceToken(1, 7)
