@@ -20,7 +20,7 @@ from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.transitions import begin, commit
 from mapstate.schema import Field, KeyField
 
-KEYS, BUCKETS = "abcdef", 3
+KEYS, BUCKETS, LIST = "abcdef", 3, "!"
 
 MUTANTS = {
     "pin_again": "batch 0 that is planned anew goes on with what is done",
@@ -31,6 +31,12 @@ MUTANTS = {
     "adopts_half": "another query may adopt a state that is being seeded",
     "rolls_back": "a batch 0 that is planned anew later rolls the seed back as any batch",
     "ends_blindly": "the end does not ask whether another driver has taken over",
+    "no_list": "the list of forgotten keys is copied, and their rows are counted",
+    "whole_keys": "all rows of a forgotten key are left out, whenever they came",
+    "claims_all": "the list is copied as it is, also where the history ends before it",
+    "list_once": "the list is written only where no attempt before has written it",
+    "list_later": "the list is copied with a write of its own, after the end",
+    "drops_list": "a seed goes on without the list, if the call does not name it",
 }
 
 
@@ -50,6 +56,8 @@ class World:
         self.plans: dict[int, BatchPlan] = {}
         self.commits: set[int] = set()
         self.is_flaky, self.names, self.crashes = self.rng.random() < 0.5, 0, 0
+        self.forgotten = (self.rng.choice(KEYS), self.rng.randint(1, 9))  # a key, and as of where
+        self.has_list = not self.is_flaky and self.rng.random() < 0.7
 
     # ---- what all actors have
 
@@ -67,10 +75,15 @@ class World:
         record = self.records.get(key)
         return ledger.view().values([record], ledger.next_txid - 1)[0]
 
-    def grouped(self, start: int, end: int) -> list[Counter[str]]:
+    def grouped(self, end: int, listed: int) -> list[Counter[str]]:
         """The history by bucket. A flaky transform gives some rows another key each time."""
         found = [Counter[str]() for _ in range(BUCKETS)]
-        for key in self.log[start:end]:
+        below = (0 if self.mutant == "no_list" or not listed else self.forgotten[1]) + 99 * (
+            self.mutant == "whole_keys"
+        )
+        for at, key in enumerate(self.log[:end]):
+            if listed and key == self.forgotten[0] and at < below:
+                continue
             given = self.rng.choice(KEYS) if self.is_flaky and self.rng.random() < 0.4 else key
             found[KEYS.index(given) % BUCKETS][given] += 1
         return found
@@ -117,13 +130,18 @@ class World:
         if ledger is not None and ledger.seed is None and ledger.owners.get("q", 0):
             yield from self.batch("q", session, 0, plan)
             return
-        opened = open_ledger(ledger, self.request("q", session))
+        opened, listed = open_ledger(ledger, self.request("q", session)), int(self.has_list)
+        if opened.seed is not None and self.forgets_version and self.rng.random() < 0.2:
+            listed = 0
+            if self.mutant == "drops_list":
+                opened = msgspec.structs.replace(opened, seed=msgspec.structs.replace(opened.seed, listed=0))
+        digest += f" {listed}"
         if self.mutant == "pin_again" and opened.seed is not None:
             opened = msgspec.structs.replace(opened, seed=msgspec.structs.replace(opened.seed, plan=digest))
-        self.ledger = seeding.open_seed(opened, digest, initial=False)
+        self.ledger = seeding.open_seed(opened, digest, listed=listed)
         yield
         if self.ledger.seed is None or self.ledger.seed.stage not in self.stages:
-            name, staged = self.name(), self.grouped(0, int(plan.end[1:-1]))
+            name, staged = self.name(), self.grouped(int(plan.end[1:-1]), listed)
             yield
             self.stages[name] = staged
             rows = sum(map(Counter.total, staged))
@@ -135,21 +153,9 @@ class World:
                 after = msgspec.structs.replace(before, seed=kept)
             self.ledger = after
             yield
-        while (seed := self.ledger.seed) is not None and seed.done < BUCKETS:
-            self.ledger, attempt = seeding.begin_bucket(self.ledger, session, self.name())
-            seed = self.ledger.seed or seed
-            yield
-            if seed.stage not in self.stages:
-                return  # Spark's error of a file that is gone
-            contents = self.stages[seed.stage][seed.done]
-            if self.mutant == "no_stage":
-                contents = self.grouped(0, int(plan.end[1:-1]))[seed.done]
-            for key, rows in contents.items():
-                self.put(attempt.token, key, (attempt.txid, rows, None))
-                yield
-            sums = {"rows": contents.total(), "keys": len(contents), "keys_delta": len(contents)}
-            self.ledger = seeding.commit_bucket(self.ledger, session, attempt.txid, **sums)
-            yield
+        yield from self.load(session, plan, listed)
+        if self.ledger.seed is not None and self.ledger.seed.done < BUCKETS:
+            return
         if self.mutant == "ends_blindly":
             for _ in range(3):
                 yield
@@ -163,6 +169,31 @@ class World:
             ended = msgspec.structs.replace(ended, last_commit=done, next_txid=ended.next_txid - 1)
         self.ledger = ended
         yield
+        if self.mutant == "list_later" and self.has_list:
+            self.records[LIST] = (self.ledger.last_txid or 0, self.forgotten[1], None)
+
+    def load(self, session: str, plan: BatchPlan, listed: int) -> Iterator[None]:
+        assert self.ledger is not None
+        while (seed := self.ledger.seed) is not None and seed.done < BUCKETS:
+            self.ledger, attempt = seeding.begin_bucket(self.ledger, session, self.name())
+            seed = self.ledger.seed or seed
+            yield
+            if seed.stage not in self.stages:
+                return  # Spark's error of a file that is gone
+            contents = self.stages[seed.stage][seed.done]
+            if self.mutant == "no_stage":
+                contents = self.grouped(int(plan.end[1:-1]), listed)[seed.done]
+            is_due = self.mutant != "list_later" and (self.mutant != "list_once" or LIST not in self.records)
+            if seed.done == 0 and listed and is_due:
+                done = self.forgotten[1] if self.mutant == "claims_all" else min(self.forgotten[1], int(plan.end[1:-1]))
+                self.put(attempt.token, LIST, (attempt.txid, done, None))
+                yield
+            for key, rows in contents.items():
+                self.put(attempt.token, key, (attempt.txid, rows, None))
+                yield
+            sums = {"rows": contents.total(), "keys": len(contents), "keys_delta": len(contents)}
+            self.ledger = seeding.commit_bucket(self.ledger, session, attempt.txid, **sums)
+            yield
 
     def batch(self, owner: str, session: str, batch_id: int, plan: BatchPlan, policy: Any = "refuse") -> Iterator[None]:
         """An ordinary batch."""
@@ -201,6 +232,7 @@ class World:
         for _ in range(self.rng.randint(5, 90)):
             self.event(running)
             self.read()
+        self.forgets_version = False
         for _ in range(4):
             try:
                 for _ in self.query():
@@ -214,6 +246,7 @@ class World:
         self.read(is_end=True)
 
     plans_lost = False
+    forgets_version = True  # a call may not name the version whose list it copies
 
     def event(self, running: list[Iterator[None]]) -> None:
         draw = self.rng.random()
@@ -246,10 +279,18 @@ class World:
             return
         found = {key: value for key in KEYS if (value := self.value(key, ledger)) is not None}
         ends = [0] if ledger.last_commit is None else [int((ledger.last_commit.offsets or "[0]")[1:-1])]
-        if sum(found.values()) not in ends:
+        if self.is_flaky and sum(found.values()) not in ends:
             raise Wrong(f"{found} are no {ends[0]} rows")
-        if not self.is_flaky and found != Counter(self.log[: ends[0]]):
-            raise Wrong(f"{found}, and the log begins with {self.log[: ends[0]]}")
+        key, place, done = *self.forgotten, 0
+        if self.has_list and ends[0]:
+            if ledger.operations != 1 or (listed := self.value(LIST, ledger)) is None:
+                raise Wrong("the list of forgotten keys is lost")
+            done, first = min(place, listed), ledger.previous or ledger.last_commit
+            if first is None or done < min(place, int((first.offsets or "[0]")[1:-1])):
+                raise Wrong("less is forgotten than the history has")
+        right = Counter(one for at, one in enumerate(self.log[: ends[0]]) if done <= at or one != key)
+        if not self.is_flaky and found != right:
+            raise Wrong(f"{found}, and the log begins with {self.log[: ends[0]]}, without {key} below {done}")
         if ledger.keys_held() not in (None, len(found)):
             raise Wrong(f"{len(found)} keys, and the ledger has {ledger.keys_held()}")
         if is_end and ends[0] != int(self.plans[1].end[1:-1]):

@@ -57,7 +57,7 @@ ADVICE: dict[str, str] = {
     "life#seed": """
         spark/test_seed.py::test_a_seed_that_died_goes_on_and_loads_nothing_twice
         protocol/test_seeding.py::test_a_crash_costs_one_attempt_and_a_lost_reply_nothing
-        protocol/test_seeding.py::test_a_job_without_the_initial_rows_of_the_seed_is_refused
+        protocol/test_seeding.py::test_a_call_without_the_list_of_the_seed_is_refused
         protocol/test_seeding.py::test_nobody_else_counts_on_a_seed_that_is_not_complete""",
     "life#correct": """
         spark/test_correct.py::test_it_is_there_once_after_a_crash_at_each_write

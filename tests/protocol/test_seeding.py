@@ -154,11 +154,22 @@ def test_only_an_empty_state_is_seeded(url):
         Seed(url)
 
 
-def test_a_job_without_the_initial_rows_of_the_seed_is_refused(url):
-    Seed(url, "with rows", initial=True)
-    with pytest.raises(SeedingError, match="declares none"):
+def test_a_call_without_the_list_of_the_seed_is_refused(url):
+    Seed(url, "with a list", listed=2)
+    with pytest.raises(SeedingError, match="names no version"):
         Seed(url)
-    Seed(url, "with other rows", initial=True)
+    seed = Seed(url, "with another list", listed=3)
+    seed.staged(rows=10, buckets=1, forgotten=4)
+    assert seed.record.operations is None  # nobody has written it yet
+    seed.bucket()
+    assert seed.record.operations == 3
+    assert Seed(url, "with a third one", listed=1).record.operations is None
+    seed = Seed(url, "with a third one", listed=1)
+    seed.staged(rows=10, buckets=1, forgotten=4)
+    seed.bucket()
+    ledger = seed.end()
+    assert (ledger.operations, ledger.format, ledger.last_commit.forgotten) == (1, FORMAT_WITH_SEED, 4)
+    assert decode_ledger(encode_ledger(ledger), "visits") == ledger
 
 
 def test_nobody_else_counts_on_a_seed_that_is_not_complete(url):

@@ -12,16 +12,18 @@ correction there is a digest of its rows.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from mapstate.errors import CorruptRecordError, StoreLostError, cut
+from mapstate.errors import CorruptRecordError, DataError, StoreLostError, UsageError, cut, shown
 from mapstate.keys import INDEX, KeyCodec, StoreKey
 from mapstate.maps.pane_index import batched, index_codec, pane_of
-from mapstate.protocol.ledger_record import Attempt, LedgerRecord
+from mapstate.protocol.ledger_record import Attempt, LedgerRecord, by_partition
+from mapstate.protocol.ways_back import behind_by
 from mapstate.schema import KeyField
 
 _MARK = "!"
@@ -146,3 +148,98 @@ class ListedKeys:
     def has_rest(self, index_key: str, rest: str) -> bool:
         """Whether a record of the pane index names such a key by its ``rest``."""
         return f"{pane_of(index_key.removeprefix(INDEX))[0]}|{rest}" in self
+
+
+class Place(NamedTuple):
+    """Where a row is in its source, as Kafka names it."""
+
+    topic: str
+    partition: int
+    offset: int
+
+
+class ForgottenRows:
+    """Which rows of a history a state that is made of it leaves out: those of listed keys, below their positions.
+
+    Of an entry that is as of the ``end`` of the history or later, these are all rows of its keys. For another one each
+    row has to have a `Place`. Picklable. Raises UsageError where nothing tells which rows an entry names.
+    """
+
+    def __init__(
+        self, state: str, fields: Sequence[KeyField], entries: Sequence[ListEntry], end: str | None, *, has_places: bool
+    ) -> None:
+        self._state, self._end = state, end
+        names = {field.name for field in fields}
+        whole: list[ListEntry] = []
+        self._below: list[tuple[ListedKeys, dict[tuple[str, str], int]]] = []
+        for entry in entries:
+            behind = behind_by(end, entry.offsets)
+            if not set(entry.columns) <= names:
+                raise self._refused(entry, f"its key columns lack {', '.join(map(shown, entry.columns))}")
+            if behind is None:
+                raise self._refused(
+                    entry, "where that was in the source cannot be compared with the end of the history"
+                )
+            if not behind:
+                whole.append(entry)
+                continue
+            if not has_places:
+                why = f"the history goes on after that ({behind[0]}), and nothing tells which rows came before it"
+                raise self._refused(entry, f"{why}: name their columns with positions=")
+            ends, lasts = (_numbers(text) for text in (entry.offsets, end))
+            if not {topic for topic, _ in lasts} <= {topic for topic, _ in ends}:
+                raise self._refused(entry, "the history is of a topic that was none of its source then")
+            self._below.append((ListedKeys(fields, [entry]), ends))
+        self._whole = ListedKeys(fields, whole)
+        self.needs_places = bool(self._below)
+
+    def _refused(self, entry: ListEntry, why: str) -> UsageError:
+        return UsageError(
+            f"state {self._state!r} cannot leave out what was forgotten under the id {shown(entry.id)}: {why}. Nothing "
+            "was written. Or seed it without version_of, and apply the list when it has caught up: mapstate forget "
+            f"{self._state} --from FILE. See docs/life.md#seed"
+        )
+
+    def copied(self, entry: ListEntry, owner: str, txid: int, at: str) -> ListEntry:
+        """The entry as the state has done it: no further than the history goes."""
+        offsets = _earlier(entry.offsets, self._end) if behind_by(entry.offsets, self._end) else entry.offsets
+        done = {"txid": txid, "purged": txid, "keys": 0, "owner": owner, "batch_id": 0, "offsets": offsets, "at": at}
+        return msgspec.structs.replace(entry, **done)
+
+    def of(self, keys: Sequence[StoreKey], places: Sequence[Place] | None) -> list[bool]:
+        """Of each row whether it is left out. Raises DataError for a row without a place, where one is needed."""
+        known = {
+            key: (key in self._whole, [ends for listed, ends in self._below if key in listed]) for key in set(keys)
+        }
+        out = []
+        for at, key in enumerate(keys):
+            is_whole, below = known[key]
+            out.append(is_whole or any(self._is_below(places[at], ends) for ends in below if places is not None))
+        return out
+
+    def _is_below(self, place: Place, ends: Mapping[tuple[str, str], int]) -> bool:
+        if None in place:
+            raise DataError(
+                f"state {self._state!r}: a row of a key that was forgotten has no place in its source: {place}. "
+                "Nothing counts. Give the rows the columns that positions= names."
+            )
+        # A partition that was not there then has later rows only.
+        return place.offset < ends.get((place.topic, str(place.partition)), 0)
+
+
+def _earlier(offsets: str | None, others: str | None) -> str:
+    """In each partition the earlier one of two offsets."""
+    known, found = json.loads(offsets or "[]"), json.loads(others or "[]")
+    for one, other in zip(known, found, strict=True):
+        for topic, ends in one.items():
+            ends |= {partition: min(end, other.get(topic, {}).get(partition, 0)) for partition, end in ends.items()}
+    return json.dumps(known, separators=(",", ":"))
+
+
+def _numbers(offsets: str | None) -> dict[tuple[str, str], int]:
+    """The offsets of all sources by topic and partition; the least one where two sources have it."""
+    found: dict[tuple[str, str], int] = {}
+    for offset in json.loads(offsets or "[]"):
+        for place, number in (by_partition(offset) or {}).items():
+            found[place] = min(number, found.get(place, number))
+    return found

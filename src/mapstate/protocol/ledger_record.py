@@ -100,6 +100,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     ``windows``           of a state with windows
     ``is_part``           the function gave the batch in parts, and what counts is the first one. In the JSON only if so
     ``seeded``            a seed that has ended: batch 0, loaded part by part. In the JSON only if so
+    ``forgotten``         of a seed: rows of forgotten keys that were left out. In the JSON only if there are any
     """
 
     batch_id: int
@@ -118,6 +119,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     windows: WindowCommit | None = None
     is_part: bool = False
     seeded: bool = False
+    forgotten: int = 0
 
 
 class InFlight(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,7 +277,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 
 _encoder = msgspec.json.Encoder()
 _NULLS = b"ttl windows changes rolling seed operations correction taken newest".split()
-_FLAGS = (b',"height":0', b',"is_part":false', b',"seeded":false', b',"kind":"vacuum"')
+_FLAGS = (b',"height":0', b',"is_part":false', b',"seeded":false', b',"kind":"vacuum"', b',"forgotten":0')
 _DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), *_FLAGS)
 
 

@@ -12,24 +12,21 @@ from mapstate.protocol.ledgers import Ledgers, change_all
 class SeedLedgers(Ledgers):
     """As `Ledgers`, from `open_seeds` to `end`; then it goes on as any. ``at`` is a state's place."""
 
-    def open_seeds(self, plans: Sequence[str], *, initial: bool) -> None:
+    def open_seeds(self, plans: Sequence[str], *, listed: int = 0) -> None:
         """Take all states and begin their seeds, or go on with them. Raises as `open_ledger` and `open_seed` do."""
         self.change(
             lambda domain, before: [
-                seeding.open_seed(self.ledgers[i].opened(record), plans[i], initial=initial)
+                seeding.open_seed(self.ledgers[i].opened(record), plans[i], listed=listed)
                 for i, record in zip(domain, before, strict=True)
             ],
             may_create=True,
             verify_fences=True,
         )
 
-    def staged(self, at: int, stage: str, *, files: int, rows: int, buckets: int) -> None:
+    def staged(self, at: int, stage: str, **sizes: int) -> None:
         """See `seeding.staged`."""
         held = self.ledgers[at]
-        change_all(
-            [held],
-            lambda before: [seeding.staged(before[0], held.session, stage, files=files, rows=rows, buckets=buckets)],
-        )
+        change_all([held], lambda before: [seeding.staged(before[0], held.session, stage, **sizes)])
 
     def begin_bucket(self, at: int) -> Attempt:
         """See `seeding.begin_bucket`."""

@@ -32,11 +32,11 @@ def seeded_by_another(ledger: LedgerRecord, asked_by: str) -> StateOwnershipErro
     )
 
 
-def other_history(ledger: LedgerRecord) -> SeedingError:
-    """The error of a job without the initial rows with which the seed has begun."""
+def without_list(ledger: LedgerRecord) -> SeedingError:
+    """The error of a call without the list of forgotten keys with which the seed has begun."""
     return SeedingError(
-        f"state {ledger.state!r} is being seeded with initial rows, and this job declares none, so that they would be "
-        "lost. Nothing was written. Declare the same initialRows, and go on; or begin anew with a new checkpoint and "
-        "on_new_owner='reset'. See docs/life.md#seed",
+        f"state {ledger.state!r} is being seeded without the rows of keys that another version has forgotten, and this "
+        "call names no version, so that they would come back. Nothing was written. Call seed with the same version_of; "
+        "or begin anew with a new checkpoint and on_new_owner='reset'. See docs/life.md#seed",
         state=ledger.state,
     )

@@ -23,7 +23,7 @@ from mapstate.protocol.ledger_record import (
     LedgerRecord,
     format_of,
 )
-from mapstate.protocol.seed_refusals import other_history
+from mapstate.protocol.seed_refusals import without_list
 from mapstate.protocol.seeds import SeedRecord
 from mapstate.protocol.transitions import check_in_flight, check_session, dead_up_to
 from mapstate.protocol.ways_back import counts
@@ -34,11 +34,11 @@ def is_complete(ledger: LedgerRecord | None, owner: str) -> bool:
     return ledger is not None and ledger.seed is None and ledger.owners.get(owner, 0) > 0
 
 
-def open_seed(ledger: LedgerRecord, plan: str, *, initial: bool) -> LedgerRecord:
+def open_seed(ledger: LedgerRecord, plan: str, *, listed: int = 0) -> LedgerRecord:
     """Begin a seed, or go on with the one of the same plan. Call it after `open_ledger`, in the same write.
 
     A state of the same topology whose seed has ended stays as it is. Raises UsageError for a state that holds anything
-    else, and SeedingError where the job lacks the initial rows of the seed that it finds.
+    else, and SeedingError for a call without the list of the seed that it finds. ``listed`` is how many entries it has.
     """
     seed = ledger.seed
     if seed is None:
@@ -47,20 +47,30 @@ def open_seed(ledger: LedgerRecord, plan: str, *, initial: bool) -> LedgerRecord
         if ledger.last_txid is not None or ledger.owners[ledger.owner]:
             raise UsageError(
                 f"state {ledger.state!r} holds batches already, and a seed fills a state that holds nothing. Nothing "
-                "was written. Start the query without seed and initialRows; or seed a state of another name, with a "
+                "was written. Start the query without seed; or seed a state of another name, with a "
                 "new checkpoint."
             )
     elif seed.plan == plan:
         return ledger
-    elif seed.initial and not initial:
-        raise other_history(ledger)
-    return _anew(ledger, SeedRecord(plan=plan, initial=initial))
+    elif seed.listed and not listed:
+        raise without_list(ledger)
+    return _anew(ledger, SeedRecord(plan=plan, listed=listed))
 
 
-def staged(ledger: LedgerRecord, session: str, stage: str, *, files: int, rows: int, buckets: int) -> LedgerRecord:
+def staged(
+    ledger: LedgerRecord, session: str, stage: str, *, files: int, rows: int, buckets: int, forgotten: int = 0
+) -> LedgerRecord:
     """The history is whole under the name ``stage``. Raises FencedError."""
     seed = _seed_of(ledger, session)
-    fresh = SeedRecord(plan=seed.plan, initial=seed.initial, stage=stage, files=files, staged=rows, buckets=buckets)
+    fresh = SeedRecord(
+        plan=seed.plan,
+        listed=seed.listed,
+        stage=stage,
+        files=files,
+        staged=rows,
+        forgotten=forgotten,
+        buckets=buckets,
+    )
     return ledger if seed == fresh else _anew(ledger, fresh)
 
 
@@ -75,6 +85,7 @@ def _anew(ledger: LedgerRecord, seed: SeedRecord) -> LedgerRecord:
         in_flight=None,
         dead=(),
         initial_keys=0,
+        operations=None,
     )
 
 
@@ -97,7 +108,10 @@ def begin_bucket(ledger: LedgerRecord, session: str, nonce: str, *, at: str = ""
 def commit_bucket(
     ledger: LedgerRecord, session: str, txid: int, *, rows: int, keys: int, keys_delta: int | None
 ) -> LedgerRecord:
-    """The bucket of this attempt counts. A second call changes nothing. Raises FencedError."""
+    """The bucket of this attempt counts, and with the first one the list of forgotten keys, which it has written.
+
+    A second call changes nothing. Raises FencedError.
+    """
     seed = _seed_of(ledger, session)
     if ledger.last_txid == txid:
         return ledger
@@ -108,6 +122,7 @@ def commit_bucket(
         in_flight=None,
         last_txid=txid,
         dead=dead_up_to(ledger, txid),
+        operations=seed.listed or None,
     )
 
 
@@ -140,6 +155,7 @@ def end_seed(ledger: LedgerRecord, session: str, plan: BatchPlan, done: Commit) 
         keys_held=seed.keys_delta,
         plan=plan.digest(),
         seeded=True,
+        forgotten=seed.forgotten,
     )
     return msgspec.structs.replace(
         ledger,

@@ -8,21 +8,23 @@ import msgspec
 class SeedRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A seed that is not complete. Its rows are staged once, and loaded in buckets of whole keys, one after the other.
 
-    ``plan``     the digest of batch 0, of its initial rows, and of the job's fields; another one begins the seed anew
-    ``initial``  rows stand in front of the stream's own
+    ``plan``     the digest of batch 0, of the job's fields, and of the list; another one begins the seed anew
+    ``listed``   how many entries it has of a list of forgotten keys, which it copies
     ``stage``    the name of the stage, once it is whole
     ``files``    how many files it has
     ``staged``   how many rows of the history are in it
+    ``forgotten``  how many rows were left out by the list
     ``buckets``  how many there are to load
     ``done``     how many of them count
     ``rows``, ``keys``, ``keys_delta``  the sums over these, as a `Commit` has them
     """
 
     plan: str
-    initial: bool = False
+    listed: int = 0
     stage: str | None = None
     files: int = 0
     staged: int = 0
+    forgotten: int = 0
     buckets: int = 0
     done: int = 0
     rows: int = 0
@@ -46,5 +48,5 @@ class SeedRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     def has_flaw(self, last_txid: int | None) -> bool:
         """Whether this is damaged: no event leaves it in a ledger with that last txid."""
-        numbers = self.files, self.staged, self.done, self.rows, self.keys
+        numbers = self.files, self.staged, self.done, self.rows, self.keys, self.listed, self.forgotten
         return min(numbers) < 0 or self.done > self.buckets or (self.done > 0) != (last_txid is not None)

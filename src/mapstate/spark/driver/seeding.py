@@ -14,28 +14,39 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import msgspec
+import pyarrow as pa
 
+from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.counted import CountWindows
+from mapstate.backends import opened
 from mapstate.errors import ConfigurationError, UsageError
-from mapstate.protocol.ledger_record import Commit, LedgerRecord, digest_of, now
+from mapstate.keys import KeyCodec
+from mapstate.maps.operator_list import ForgottenRows, ListEntry, Place, write_entries
+from mapstate.maps.serialized import writer_of
+from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, digest_of, now
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.seed_ledgers import SeedLedgers
 from mapstate.protocol.seeding import is_complete
+from mapstate.schema import KeyField
 from mapstate.spark.driver import repeats
 from mapstate.spark.driver.access import Access, configured, is_connect, java_class
+from mapstate.spark.driver.apply import Grouping
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import ONE_DRAW, through
 from mapstate.spark.driver.job import Follower, StreamPlan
+from mapstate.spark.driver.new_values import INSIDE
 from mapstate.spark.driver.offsets import PlannedBatches
 from mapstate.spark.driver.query_run import QueryRun, has_ended
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.state import StateDriver
+from mapstate.spark.executor.error_text import each_with_errors_as_text, mapstate_error
+from mapstate.spark.executor.task import columns_to_python
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,11 +62,15 @@ _AS_WRITTEN = {
     "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
+_FORGOTTEN = f"{INSIDE}forgotten"
 _log = logging.getLogger("mapstate")
 
 
 class SeedReport(NamedTuple):
-    """What a state was seeded with; of a dry run, with what it would be. ``bytes`` are those of the stage."""
+    """What a state was seeded with; of a dry run, with what it would be. ``bytes`` are those of the stage.
+
+    ``rows_forgotten`` were left out, because their keys were forgotten.
+    """
 
     state: str
     rows: int
@@ -63,10 +78,13 @@ class SeedReport(NamedTuple):
     buckets: int | None
     bytes: int | None = None
     is_dry_run: bool = False
+    rows_forgotten: int = 0
 
     def __str__(self) -> str:
         held = "an unknown number of" if self.keys is None else f"{self.keys:,}"
         text = f"{self.state}: {self.rows:,} rows, {held} keys"
+        if self.rows_forgotten:
+            text += f", {self.rows_forgotten:,} rows forgotten"
         if self.buckets is not None:
             text += f", {self.buckets} buckets"
         if self.bytes is not None:
@@ -75,20 +93,31 @@ class SeedReport(NamedTuple):
 
 
 class SeedSettings(NamedTuple):
-    """How a query's batch 0 is loaded. ``reports`` get what a dry run finds; else it is None."""
+    """How a query's batch 0 is loaded.
+
+    ``reports``    get what a dry run finds; else it is None
+    ``entries``    of the list of the version that it is built for
+    ``positions``  the columns with the topic, the partition and the offset of a row
+    """
 
     buckets: int | None = None
     reports: list[SeedReport] | None = None
+    entries: Sequence[ListEntry] = ()
+    positions: tuple[str, str, str] | None = None
 
 
 class _Stage(NamedTuple):
-    """What is staged: ``lines`` are keys with their partials, or rows; ``rows`` are rows of the history."""
+    """What is staged: ``lines`` are keys with their partials, or rows; ``rows`` are rows of the history.
+
+    ``forgotten`` are rows that are left out: lines without contents stand for them.
+    """
 
     name: str
     files: list[str]
     lines: int
     rows: int
     buckets: int
+    forgotten: int = 0
 
     def of_bucket(self, at: int) -> list[str]:
         """The files of a bucket: each has whole partitions by key."""
@@ -141,6 +170,7 @@ class Seeding:
         self._settings: SeedSettings = plan.seed
         self._requests = RetryPolicy([state.spec], access.may_go_on).requests
         self._root = ""
+        self._forgotten: ForgottenRows | None = None
         self._began = time.monotonic()
         self.ledgers: SeedLedgers | None = None
 
@@ -164,6 +194,10 @@ class Seeding:
             check_executors(self._df, self._plan.branches)
         self._root = f"{self._access.checkpoint()}/mapstate"
         state, owner, on_gap = self._state, self._run.query_id, self._state.spec.on_gap
+        offsets, entries = planned.offsets(self._access, owner, None), self._settings.entries
+        if entries:
+            has_places = self._settings.positions is not None
+            self._forgotten = ForgottenRows(state.name, state.job.keys, entries, offsets, has_places=has_places)
         if self._settings.reports is not None:
             self._settings.reports.append(self._tried())
             return None
@@ -175,13 +209,12 @@ class Seeding:
         self.ledgers = ledgers
         try:
             digest = self._digest(str(plan.digest().fingerprint))
-            self._requests.ask(lambda: ledgers.open_seeds([digest], initial=False))
+            self._requests.ask(lambda: ledgers.open_seeds([digest], listed=len(entries)))
             stage = self._found(held.record) or self._patiently(partial(self._made, ledgers, digest))
             while (seed := held.record.seed) is not None and seed.done < seed.buckets:
                 self._patiently(partial(self._bucket, ledgers, stage))
                 self._say(held.record)
-            done = Commit(batch_id=0, txid=0, owner=owner, at=now(), run=self._run.run_id)
-            done = msgspec.structs.replace(done, offsets=planned.offsets(self._access, owner, None))
+            done = Commit(batch_id=0, txid=0, owner=owner, at=now(), run=self._run.run_id, offsets=offsets)
             self._requests.ask(lambda: ledgers.end(plan, [done]))
         except BaseException as error:
             repeats.give_up(ledgers, error)
@@ -192,7 +225,10 @@ class Seeding:
 
     def _digest(self, fingerprint: str) -> str:
         job = self._state.job
-        return digest_of(json.dumps([fingerprint, job.spec.state, job.keys, job.fields, [*job.columns.items()]]))
+        entries = [(entry.id, entry.digest, entry.offsets) for entry in self._settings.entries]
+        return digest_of(
+            json.dumps([fingerprint, job.spec.state, job.keys, job.fields, [*job.columns.items()], entries])
+        )
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """What ``work`` returns; after what another attempt may put right it is begun anew, as a batch is."""
@@ -200,16 +236,39 @@ class Seeding:
         while True:
             try:
                 return work()
-            except Exception as error:
+            except Exception as raised:  # noqa: BLE001  raised again, or begun anew
+                error = mapstate_error(raised)
                 if policy.after(error) is not Decision.BEGIN_ANEW:
-                    raise
+                    raise error from raised.__cause__
                 _log.warning("a part of the seed of %s is begun anew: %s", self._plan.stream, error)
 
     def _rows(self) -> DataFrame:
         """The rows of batch 0 as the state takes them. Nothing is read yet."""
         frame = through(self._state.branch.steps, self._df, 0)
         self._state.check_columns(frame)
+        if self._forgotten is not None:
+            frame = self._marked(frame, self._forgotten)
         return self._state.keyed(frame)
+
+    def _marked(self, frame: DataFrame, forgotten: ForgottenRows) -> DataFrame:
+        """The columns that the state reads, and which rows are left out: those have no contents any more."""
+        from pyspark.sql.types import BooleanType, StructField, StructType
+
+        job, places = self._state.job, (self._settings.positions or ()) if forgotten.needs_places else ()
+        keys = [key.name for key in job.keys]
+        rows = frame.select(*map(column_of, dict.fromkeys([*keys, *places, *job.columns])))
+        shape = StructType([StructField(field.name, field.dataType) for field in rows.schema])
+        return rows.mapInArrow(_Marking(forgotten, job.keys, places), shape.add(_FORGOTTEN, BooleanType()))
+
+    def _grouping(self, rows: DataFrame, record: LedgerRecord) -> Grouping:
+        """How lines of the stage are made: as a batch is grouped, with what is left out apart."""
+        from pyspark.sql import functions as F
+
+        grouping = self._state.grouping_of(rows, record)
+        if self._forgotten is not None:
+            grouping = copy(grouping)
+            grouping.keys = [*grouping.keys, F.col(_FORGOTTEN)]
+        return grouping
 
     def _found(self, record: LedgerRecord) -> _Stage | None:
         """The stage that the ledger names; None without one, and where files of it are gone."""
@@ -217,7 +276,7 @@ class Seeding:
         if seed is None or seed.stage is None:
             return None
         with suppress(Exception):  # Spark's own, of a path that is not there
-            files = self._files(seed.stage, self._state.grouping_of(rows, record).of(rows).schema)
+            files = self._files(seed.stage, self._grouping(rows, record).of(rows).schema)
             if len(files) == seed.files:
                 return _Stage(seed.stage, files, 0, seed.staged, seed.buckets)
         _log.warning("state %s: the stage %s is gone, so its seed begins anew", record.state, seed.stage)
@@ -226,7 +285,7 @@ class Seeding:
     def _made(self, ledgers: SeedLedgers, digest: str) -> _Stage:
         (held,) = ledgers.ledgers
         stage = self._staged(f"seed-{digest}-{held.session}", held.record)
-        sizes = {"files": len(stage.files), "rows": stage.rows, "buckets": stage.buckets}
+        sizes = {"files": len(stage.files), "rows": stage.rows, "buckets": stage.buckets, "forgotten": stage.forgotten}
         self._requests.ask(lambda: ledgers.staged(0, stage.name, **sizes))
         self._say(held.record)
         return stage
@@ -236,18 +295,23 @@ class Seeding:
         from pyspark.sql import functions as F
 
         session, rows, wanted = self._df.sparkSession, self._rows(), self._settings.buckets
-        grouping = self._state.grouping_of(rows, record)
+        grouping = self._grouping(rows, record)
         partitions = int(session.conf.get("spark.sql.shuffle.partitions") or 1)
         partitions = max(partitions, (wanted or 1) * self._access.parallelism())
         with configured(self._df, {**ONE_DRAW, **_AS_WRITTEN, "spark.sql.shuffle.partitions": str(partitions)}):
             grouped = grouping.of(rows)
             grouped.write.mode("overwrite").option("maxRecordsPerFile", 0).parquet(f"{self._root}/{name}")
         files = self._files(name, grouped.schema)
-        counted = F.count(F.lit(1)) if grouping.partials is None else F.sum("rows")
+        is_out = F.lit(False) if self._forgotten is None else F.col(_FORGOTTEN)
+        counted = F.lit(1) if grouping.partials is None else F.col("rows")
         read = session.read.schema(grouped.schema).parquet(f"{self._root}/{name}")
-        ((lines, count),) = read.agg(F.count(F.lit(1)), counted).collect()
-        buckets = wanted or -(-lines // MOST_IN_BUCKET)
-        return _Stage(name, files, lines, count or 0, max(1, min(buckets, len(files))))
+        sums = [
+            F.sum(F.when(is_out == out, number))
+            for number, out in ((F.lit(1), False), (counted, False), (counted, True))
+        ]
+        ((lines, count, forgotten),) = read.agg(*sums).collect()
+        buckets = wanted or -(-(lines or 0) // MOST_IN_BUCKET)
+        return _Stage(name, files, lines or 0, count or 0, max(1, min(buckets, len(files))), forgotten or 0)
 
     def _files(self, name: str, schema: Any) -> list[str]:
         """The files of a stage, in order. Raises Spark's error where there is none."""
@@ -259,12 +323,23 @@ class Seeding:
         session, rows, (held,) = self._df.sparkSession, self._rows(), ledgers.ledgers
         attempt = self._requests.ask(lambda: ledgers.begin_bucket(0))
         record = held.record
-        schema = self._state.grouping_of(rows, record).of(rows).schema
+        schema = self._grouping(rows, record).of(rows).schema
         files = [] if record.seed is None else stage.of_bucket(record.seed.done)
         staged = session.read.schema(schema).parquet(*files) if files else session.createDataFrame([], schema)
+        if self._forgotten is not None:
+            staged = staged.where(f"not {_FORGOTTEN}").drop(_FORGOTTEN)
+        if record.seed is not None and record.seed.done == 0 and self._forgotten is not None:
+            self._copy_list(self._forgotten, record, attempt)
         result = self._state.attempt_staged(rows, staged, record, attempt)
         done, keys, delta = result.rows, result.keys, result.keys_delta
         self._requests.ask(lambda: ledgers.commit_bucket(0, attempt.txid, rows=done, keys=keys, keys_delta=delta))
+
+    def _copy_list(self, forgotten: ForgottenRows, record: LedgerRecord, attempt: Attempt) -> None:
+        """Writes the list of the other version, whose rows this state never counts."""
+        known, at = enumerate(self._settings.entries), now()
+        entries = {number: forgotten.copied(entry, record.owner, attempt.txid, at) for number, entry in known}
+        with opened(self._state.spec.backend, self._state.name) as store, writer_of(store, attempt.token) as writer:
+            write_entries(writer, record, attempt, entries)
 
     def _say(self, record: LedgerRecord | None) -> None:
         """A line for who looks on, and for the log; None ends what stands on a terminal."""
@@ -287,7 +362,10 @@ class Seeding:
             keys = stage.lines
         path, store = _path_of(self._df, f"{self._root}/{name}")
         size = int(store.getContentSummary(path).getLength())
-        return SeedReport(state.spec.state, stage.rows, keys, stage.buckets, size, is_dry_run=True)
+        forgotten = stage.forgotten
+        return SeedReport(
+            state.spec.state, stage.rows, keys, stage.buckets, size, is_dry_run=True, rows_forgotten=forgotten
+        )
 
     def _remove(self) -> None:
         """Deletes what is staged. What stays of it does no harm: no ledger names it any more."""
@@ -295,6 +373,31 @@ class Seeding:
             delete(self._df, self._root)
         except Exception as error:  # noqa: BLE001  the seed counts, whatever a file system says
             _log.warning("the stage in %s is not deleted, and not needed any more: %s", self._root, error)
+
+
+class _Marking:
+    """Takes what is in rows of forgotten keys out of them, and says in one more column which these are. Executor.
+
+    The columns of the keys come first, then those of a row's place, where one is needed.
+    """
+
+    def __init__(self, forgotten: ForgottenRows, keys: Sequence[KeyField], places: Sequence[str]) -> None:
+        self._forgotten, self._keys, self._places = forgotten, keys, places
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return each_with_errors_as_text(map(self._of, batches))
+
+    def _of(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        names = [key.name for key in self._keys]
+        texts = KeyCodec(self._keys).encode_columns(
+            columns_to_python([*map(batch.column, names)], names), batch.num_rows
+        )
+        columns = [batch.column(name).to_pylist() for name in self._places]
+        out = self._forgotten.of(texts, [*map(Place._make, zip(*columns, strict=True))] if columns else None)
+        kept = batch
+        if any(out):
+            kept = batch.take(pa.array([None if is_out else at for at, is_out in enumerate(out)], pa.int32()))
+        return pa.RecordBatch.from_arrays([*kept.columns, pa.array(out, pa.bool_())], [*batch.schema.names, _FORGOTTEN])
 
 
 def delete(df: DataFrame, place: str) -> None:

@@ -138,6 +138,8 @@ class PersistentAggregate(OfQuery):
         dry_run: bool = False,
         buckets: int | None = None,
         options: Mapping[str, str] | None = None,
+        version_of: str | None = None,
+        positions: Sequence[str] | None = None,
     ) -> SeedReport:
         """Counts all that the source has now as batch 0 of the query, in parts that survive a crash. Then `start`.
 
@@ -148,13 +150,24 @@ class PersistentAggregate(OfQuery):
         ``dry_run``  stages in a scratch place beside the checkpoint, says how much it is, and deletes it again
         ``buckets``  how many parts; a crash costs at most one of them. None: about a million keys in each
         ``options``  as of `start`
+        ``version_of``  the name for which this version is built: rows of keys that it has forgotten are left out
+        ``positions``  the columns with the topic, the partition and the offset of a row, as Kafka's are named: needed
+            for keys that were forgotten before the end of the history
 
         Raises ConfigurationError for a state that cannot be seeded, UsageError where a batch counts already, and what a
         batch raises.
         """
         from mapstate.spark.streams.seeding import seed_query
 
-        return seed_query(self.query, checkpointLocation, dry_run=dry_run, buckets=buckets, options=options or {})
+        return seed_query(
+            self.query,
+            checkpointLocation,
+            dry_run=dry_run,
+            buckets=buckets,
+            options=options or {},
+            version_of=version_of,
+            positions=positions,
+        )
 
     def correct(
         self,

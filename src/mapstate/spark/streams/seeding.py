@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from mapstate.errors import UsageError, check_range
+from mapstate.errors import ConfigurationError, UsageError, check_range
+from mapstate.maps.operator_list import ListEntry
+from mapstate.operations.forget import listed
+from mapstate.reader.aliased import version_of as version_read
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.repeats import ledger_of
 from mapstate.spark.driver.seeding import SeedReport, SeedSettings, check_seed, delete
@@ -15,7 +18,14 @@ from mapstate.spark.streams.starting import start_query
 
 
 def seed_query(
-    query: Any, checkpoint: str, *, dry_run: bool, buckets: int | None, options: Mapping[str, str]
+    query: Any,
+    checkpoint: str,
+    *,
+    dry_run: bool,
+    buckets: int | None,
+    options: Mapping[str, str],
+    version_of: str | None,
+    positions: Sequence[str] | None,
 ) -> SeedReport:
     """See `Startable.seed`, which imports this file only now."""
     if buckets is not None:
@@ -24,11 +34,15 @@ def seed_query(
         raise UsageError("seed needs the checkpointLocation of the query that goes on after it. Nothing was started.")
     check_seed(query.plan, query.df)
     spec = query.plan.branches[0].job.spec
+    entries = [] if version_of is None else _listed(spec, version_of)
+    if positions is not None and len(positions) != 3:
+        raise ConfigurationError(f"positions are the columns of topic, partition and offset, not {positions!r}")
+    places: Any = None if positions is None else tuple(positions)
     if not dry_run and _has_batch(query.df, str(checkpoint)):
         return _report_of(spec)
     place = f"{checkpoint}-dry-run-{secrets.token_hex(4)}" if dry_run else str(checkpoint)
     reports: list[SeedReport] = []
-    declared, query.plan.seed = query.plan.seed, SeedSettings(buckets, reports if dry_run else None)
+    declared, query.plan.seed = query.plan.seed, SeedSettings(buckets, reports if dry_run else None, entries, places)
     try:
         # once: all that is there now is one batch, whatever bound the source has
         started = start_query(query, place, options, trigger={"once": True}, name=None, mode="append")
@@ -64,4 +78,16 @@ def _report_of(spec: Any) -> SeedReport:
             f"state {spec.state!r} counts batches after its first one, or its source is empty, or it has no batch of "
             "this checkpoint: there is nothing to seed. Nothing was written. Start the query."
         )
-    return SeedReport(spec.state, last.rows, last.keys_held, None)
+    return SeedReport(spec.state, last.rows, last.keys_held, None, rows_forgotten=last.forgotten)
+
+
+def _listed(spec: Any, name: str) -> list[ListEntry]:
+    """What the version that readers of a name read has forgotten. Raises UsageError where it has not ended that."""
+    version = version_read(spec.backend, name)
+    entries = listed(spec.backend, version)
+    if unfinished := [entry.id for entry in entries if entry.purged is None]:
+        raise UsageError(
+            f"state {version!r} has not ended to forget what it was asked under the id {unfinished[0]!r}. Nothing was "
+            f"written. Run mapstate forget {version} again with this id, and then seed."
+        )
+    return entries

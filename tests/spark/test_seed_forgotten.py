@@ -1,0 +1,174 @@
+"""A version that is seeded beside one that has forgotten keys: their rows stay forgotten, and later ones count."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+from partitioned_log import PartitionedLog
+from spark_fixtures import AVAILABLE, ONE_STORE_OF_BYTES, contents
+
+from mapstate import Count, LastN, Sum, errors, newStream, opaque, open_reader, transactional
+from mapstate.backends import resolve
+from mapstate.operations.forget import forget, forget_listed, listed
+from mapstate.operations.swap import swap
+from mapstate.testing import Fail, FaultyBackend
+
+pytestmark = pytest.mark.spark
+
+PLACES = ("topic", "partition", "offset")
+
+
+@pytest.fixture
+def log(tmp_path: Any) -> PartitionedLog:
+    return PartitionedLog(tmp_path)
+
+
+def declared(
+    spark: Any, log: PartitionedLog, url: Any, name: str = "visits.v2", kind: Any = opaque, **aggregates: Any
+) -> Any:
+    aggregates = aggregates or {"visits": Count(), "bytes": Sum("bytes")}
+    rows = newStream("visits", log.stream(spark)).groupBy("user_id")
+    return rows.persistentAggregate(kind(url, name, max_attempts=1), **aggregates)
+
+
+def run(spark: Any, log: PartitionedLog, url: Any, name: str, kind: Any = opaque) -> None:
+    place = str(log.folder.parent / name)
+    declared(spark, log, url, name, kind).start(place, trigger=AVAILABLE).awaitTermination()
+
+
+def served(spark: Any, log: PartitionedLog, url: Any, kind: Any = opaque) -> tuple[int, int]:
+    """The version that serves has forgotten u1, and gone on; where it was then."""
+    log.send(*((f"u{at % 7}", at) for at in range(200)))
+    run(spark, log, url, "visits", kind)
+    forget(url, "visits", {"user_id": "u1"}, id="ticket-7")
+    ends = log.ends()
+    log.send(*((f"u{at % 7}", at) for at in range(50)))
+    run(spark, log, url, "visits", kind)
+    return ends
+
+
+def checkpoint(log: PartitionedLog) -> str:
+    return str(log.folder.parent / "visits.v2")
+
+
+@pytest.mark.parametrize("each_url", ONE_STORE_OF_BYTES, indirect=True)
+@pytest.mark.parametrize("kind", [opaque, transactional])
+def test_a_new_version_lacks_what_was_forgotten_and_has_what_came_since(spark, log, each_url, kind):
+    ends = served(spark, log, each_url, kind)
+    right = log.truth(without="u1", below=ends)
+    assert contents(each_url, "visits") == right
+    counts = declared(spark, log, each_url, kind=kind)
+    settings = {"version_of": "visits", "positions": PLACES}
+    lost = sum(row[0] == "u1" for part, end in zip(log.parts, ends, strict=True) for row in part[:end])
+    tried = counts.seed(checkpoint(log), dry_run=True, **settings)
+    assert (tried.rows, tried.rows_forgotten) == (250 - lost, lost)
+    done = counts.seed(checkpoint(log), buckets=3, **settings)
+    assert (done.rows, done.rows_forgotten) == (250 - lost, lost)
+    assert str(done) == f"visits.v2: {250 - lost} rows, 7 keys, {lost} rows forgotten"
+    assert counts.seed(checkpoint(log), **settings) == done
+    assert contents(each_url, "visits.v2") == right
+    (entry,) = listed(each_url, "visits.v2")
+    assert (entry.id, entry.offsets) == ("ticket-7", listed(each_url, "visits")[0].offsets)
+    log.send(("u1", 5))
+    for name in ("visits", "visits.v2"):
+        run(spark, log, each_url, name, kind)
+    assert contents(each_url, "visits.v2") == contents(each_url, "visits") == log.truth(without="u1", below=ends)
+    assert forget_listed(each_url, "visits.v2", listed(each_url, "visits")) == []
+    swap(each_url, {"visits": "visits.v2"})
+    assert forget(each_url, "visits.v2", {"user_id": "u1"}, id="ticket-8").keys == 1
+
+
+def test_no_place_is_needed_where_the_history_ends_with_what_was_forgotten(spark, log, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    log.send(("u1", 1), ("u2", 2), ("u3", 3))
+    run(spark, log, url, "visits")
+    forget(url, "visits", {"user_id": "u1"}, id="ticket-7")
+    counts = declared(spark, log, url, visits=Count(), last=LastN("bytes", 2, by="offset"))  # staged as rows
+    assert counts.seed(checkpoint(log), version_of="visits").rows_forgotten == 1
+    assert contents(url, "visits.v2") == {("u2",): {"visits": 1, "last": [2]}, ("u3",): {"visits": 1, "last": [3]}}
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_seed_that_died_goes_on_with_the_list_and_never_without(spark, log, tmp_path, after):
+    url = f"sqlite:///{tmp_path}/state.db"
+    ends = served(spark, log, url)
+    settings: Any = {"version_of": "visits", "positions": PLACES}
+    for call in (2, 3, 4, 5):
+        fault = Fail(method="swap", call=call, after=after, error=errors.CorruptStoreError, name=f"{call}{after}")
+        counts = declared(spark, log, FaultyBackend(resolve(url), tmp_path, (fault,)))
+        with pytest.raises(errors.CorruptStoreError):
+            counts.seed(checkpoint(log), buckets=6, **settings)
+    counts = declared(spark, log, url)
+    with pytest.raises(errors.SeedingError, match="call names no version"):
+        counts.seed(checkpoint(log))
+    forget(url, "visits", {"user_id": "u2"}, id="ticket-9")  # meanwhile: the seed begins anew with the longer list
+    later = log.ends()
+    counts.seed(checkpoint(log), buckets=2, **settings)
+    right = log.truth(without="u1", below=ends)
+    right.pop(("u2",))
+    assert later == log.ends()
+    assert contents(url, "visits.v2") == right == contents(url, "visits")
+    assert [entry.id for entry in listed(url, "visits.v2")] == ["ticket-7", "ticket-9"]
+
+
+def test_what_was_forgotten_beyond_the_end_of_the_history_is_not_taken_as_done(spark, log, tmp_path):
+    """The plan of batch 0 was written, and the seed died; then the other version went on, and forgot."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    served(spark, log, url)
+    settings: Any = {"version_of": "visits", "positions": PLACES}
+    fault = Fail(method="swap", call=2, after=False, error=errors.CorruptStoreError, name="dies")
+    with pytest.raises(errors.CorruptStoreError):
+        declared(spark, log, FaultyBackend(resolve(url), tmp_path, (fault,))).seed(checkpoint(log), **settings)
+    log.send(("u2", 4), ("u2", 5), ("u2", 6))
+    run(spark, log, url, "visits")
+    forget(url, "visits", {"user_id": "u2"}, id="ticket-9")
+    declared(spark, log, url).seed(checkpoint(log), **settings)
+    run(spark, log, url, "visits.v2")  # the rows between come back
+    with pytest.raises(errors.UsageError, match="has not forgotten what 'visits' has, under the id 'ticket-9'"):
+        swap(url, {"visits": "visits.v2"})
+    (done,) = forget_listed(url, "visits.v2", listed(url, "visits"))
+    assert done.keys == 1
+    assert contents(url, "visits.v2") == contents(url, "visits")
+    swap(url, {"visits": "visits.v2"})
+
+
+def refused(
+    spark: Any, log: PartitionedLog, url: str, match: str, rows: Any = None, by: str = "user_id", **settings: Any
+) -> None:
+    stream = newStream("visits", log.stream(spark) if rows is None else rows)
+    counts = stream.groupBy(by).persistentAggregate(opaque(url, "visits.v2", max_attempts=1), visits=Count())
+    with pytest.raises(errors.MapStateError, match=match):
+        counts.seed(checkpoint(log), version_of="visits", **settings)
+    with pytest.raises(errors.StateNotFoundError):
+        open_reader(url, "visits.v2")
+
+
+def test_what_the_list_cannot_be_compared_with_is_refused_before_anything_is_written(spark, log, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    served(spark, log, url)
+    refuse = partial(refused, spark, log, url)
+    refuse("the history goes on after that .*name their columns with positions=")
+    (tmp_path / "visits.v2").rename(tmp_path / "left-1")
+    refuse("its key columns lack 'user_id'", by="bytes", positions=PLACES)
+    (tmp_path / "visits.v2").rename(tmp_path / "left-2")
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "one.csv").write_text("u1,4\n")
+    files = spark.readStream.schema("user_id string, bytes bigint").csv(str(tmp_path / "files"))
+    refuse("cannot be compared with the end of the history", rows=files)
+    with pytest.raises(errors.ConfigurationError, match="topic, partition and offset"):
+        declared(spark, log, url).seed(checkpoint(log), version_of="visits", positions=["offset"])
+    with pytest.raises(errors.StateNotFoundError):
+        declared(spark, log, url).seed(checkpoint(log), version_of="others")
+
+
+def test_a_row_without_its_place_stops_the_seed(spark, log, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    served(spark, log, url)
+    rows = newStream("visits", log.stream(spark)).transform(
+        lambda df: df.selectExpr("*", "cast(null as bigint) as none")
+    )
+    counts = rows.groupBy("user_id").persistentAggregate(opaque(url, "visits.v2", max_attempts=1), visits=Count())
+    with pytest.raises(errors.DataError, match="has no place in its source"):
+        counts.seed(checkpoint(log), version_of="visits", positions=("topic", "partition", "none"))
