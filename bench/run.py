@@ -43,6 +43,8 @@ QUESTIONS = (
     "sqlite_floor",
     "reader_cost",
     "rolling_reads",
+    "rolling_batches",
+    "freshness",
     "serving",
     "drpc",
     "dataframes",
