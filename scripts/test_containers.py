@@ -61,6 +61,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "serve_process",
         *rolling,
         "rolling_frames",
+        "training",
         "live_page",
         "swap",
         "swapped",
@@ -86,7 +87,11 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
             {
                 "MAPSTATE_TEST_REDIS_CLUSTER_URL": f"redis+cluster://127.0.0.1:{variables['MAPSTATE_REDIS_CLUSTER_PORT']}"
             },
-            ("contract_redis_cluster", "redis_cluster", "states_before", "serve_calls", "forget", "swap", *rolling),
+            (
+                *("contract_redis_cluster", "redis_cluster", "states_before", "serve_calls", "forget", "swap"),
+                *rolling,
+                "training",
+            ),
         ),
         (
             "aerospike",

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pytest
+from every_store import CLUSTER, REDIS, url_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rolled import floor
@@ -174,9 +175,15 @@ CASES: list[Any] = [
 ]
 
 
+@pytest.fixture(params=["sqlite", REDIS, CLUSTER])
+def url(request: Any, tmp_path: Any) -> str:
+    """A store of each kind that the workers reach, empty."""
+    return url_of(request, tmp_path)
+
+
 @pytest.mark.parametrize(("kind", "options"), CASES)
-def test_training_sets_are_those_of_brute_force(spark, tmp_path, kind, options):
-    site, draw = Site(spark, f"sqlite:///{tmp_path}/s.db", kind, **options), random.Random(str(options))
+def test_training_sets_are_those_of_brute_force(spark, url, kind, options):
+    site, draw = Site(spark, url, kind, **options), random.Random(str(options))
     site.batch(*drawn(site, draw, -300, -100), Row(None, "x", 3), Row(-200 * site.scale, None, 4))
     site.batch(*drawn(site, draw, -100, 60))
     site.batch(*drawn(site, draw, -320, 60), Row(60 * site.scale, "x", 2))  # most of them late
