@@ -307,7 +307,7 @@ def test_the_tiles_of_a_key_are_neighbours_also_where_the_driver_applies_a_small
         assert reader.reports()[0].partitions == 1  # on the driver
 
 
-def test_rows_beyond_ahead_and_keys_with_only_such_rows(spark, tmp_path, monkeypatch):
+def test_rows_beyond_ahead_and_keys_with_only_such_rows(spark, tmp_path, monkeypatch, caplog):
     now = dt.datetime(2026, 11, 28, 12, tzinfo=dt.UTC)
     clock = SimpleNamespace(now=now)
     monkeypatch.setattr(time, "time_ns", lambda: int(clock.now.timestamp()) * 1_000_000_000)
@@ -323,17 +323,21 @@ def test_rows_beyond_ahead_and_keys_with_only_such_rows(spark, tmp_path, monkeyp
 
     def batch(number: int, *rows: Any) -> None:
         late.clear()
+        caplog.clear()
         kept(spark.createDataFrame(list(rows), schema), number)
 
     batch(
         0, (at(minutes=-5), "ann"), (at(minutes=-6), "ann"), (None, "bob"), (at(days=-3000), "eve"), (at(days=9), "cyd")
     )
     assert sorted(user for user, _ in late) == ["ann", "bob", "eve"]
+    (warning,) = [record.getMessage() for record in caplog.records if "set aside" in record.getMessage()]
+    assert all(one.isoformat()[:19] in warning.replace(" ", "T") for one in (at(days=-3000), now)), warning
     clock.now += dt.timedelta(minutes=10)
     batch(1, (at(minutes=1), "dan"))
     clock.now += dt.timedelta(minutes=10)
     batch(2, (at(days=3), "fay"), (at(hours=23), "dan"), (at(minutes=0), "dan"))
     assert [user for user, _ in late] == ["fay"]
+    assert "set aside" not in caplog.text  # it is too old
     with open_reader(url, "clicks") as reader:
         found = {key[0]: value for key, value in reader.scan()}
         assert set(found) == {"ann", "cyd", "dan"}

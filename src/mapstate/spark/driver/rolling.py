@@ -5,6 +5,7 @@ The rules are those of `mapstate.protocol.rolling`.
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ from mapstate.aggregators.tiles import TileFields
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, LedgerRecord, OpenRequest
 from mapstate.protocol.rolling import RollingRecord
 from mapstate.protocol.windows import LATEST, WindowCommit
-from mapstate.schema import KeyOrder
+from mapstate.schema import KeyOrder, time_text
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.event_time import TimedGrouping, TimedState, window_reports
 from mapstate.spark.driver.frames import SentRows
@@ -24,6 +25,8 @@ from mapstate.spark.executor.rolling_task import RollingTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+_log = logging.getLogger("mapstate")
 
 
 class RollingGrouping(TimedGrouping):
@@ -86,6 +89,13 @@ class RollingState(TimedState):
         result = super().attempt(sent, record, attempt)
         found = window_reports(result.reports)
         newest = [one.newest for one in found if one.newest is not None]
+        beyond = [one.beyond for one in found if one.beyond is not None]
+        if beyond:
+            _log.warning(
+                "state %s: rows with times up to %s are set aside: that is more than ahead= beyond the driver's clock, "
+                "%s. lateStream() has them. If the clock is slow, set it right: a row that is set aside never counts.",
+                *(self.spec.state, *(time_text(one, "timestamp") for one in (max(beyond), self.near))),
+            )
         last = (record.last_windows() or WindowCommit()).newest
         result.window_commit = msgspec.structs.replace(
             self.window_commit(record, found),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 BESIDE = f"{INSIDE}beside"
 """Columns beside the partials: of each input the time by which a row moves the watermark, `NEVER` where it moves none;
-last, where windows leave gaps, whether a row is late, and of rolling windows the time of a row that counts.
+last, where windows leave gaps, whether a row is late, and of rolling windows the time of a row, null for one too old.
 """
 
 _TIME = f"{INSIDE}time"
@@ -99,7 +99,7 @@ def with_tiles(
     cuts += [f"{BASE}L" if kept.has_lifetime else "null"] * (2 if len(cuts) < 2 else 1)
     first, last = map(_varying, taken)
     place = f"case when {_TIME} between {first} and {last} then greatest({', '.join(cuts)}) end"
-    newest = [f"case when {_PLACE} is not null then {_TIME} end"]
+    newest = [f"case when {_PLACE} is not null or {_TIME} > {last} then {_TIME} end"]
     shown = {TILE: _PLACE}
     return _placed(frame, windows, read, now, time=_time(windows, now), place=place, shown=shown, beside=newest)
 

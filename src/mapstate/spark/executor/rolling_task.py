@@ -35,11 +35,11 @@ class RollingTask(TimedTask):
         super().__init__(beside=1, place=len(settings["keys"]), **settings)
         self.in_tiles = True
 
-    def note(self, found: WindowReport, outside: int, beside: Sequence[pa.Array], places: pa.Array) -> None:  # noqa: ARG002
+    def note(self, found: WindowReport, outside: int, beside: Sequence[pa.Array], places: pa.Array) -> None:
         found.late += outside
-        newest = pc.max(beside[0]).as_py()
-        if newest is not None:
-            found.newest = newest if found.newest is None else max(found.newest, newest)
+        found.newest = _latest(found.newest, beside[0].filter(pc.is_valid(places)))
+        if outside:
+            found.beyond = _latest(found.beyond, beside[0].filter(pc.is_null(places)))
 
     def native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[Chunk]:
         return _by_key(self._native_parts(batches), room)
@@ -92,6 +92,11 @@ class RollingTask(TimedTask):
             value = check_type(partial.onto(None), field.type, one) if isinstance(partial, Folding) else partial
             values.append([value])
         return [place[0]], [place[1]], values, [rows]
+
+
+def _latest(known: int | None, times: pa.Array) -> int | None:
+    latest = pc.max(times).as_py()
+    return known if latest is None else latest if known is None else max(known, latest)
 
 
 def _by_key(parts: Iterable[_Part], room: Room) -> Iterator[Chunk]:

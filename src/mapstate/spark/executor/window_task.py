@@ -51,7 +51,8 @@ class WindowReport(msgspec.Struct):
 
     ``late`` and ``between`` are rows; ``latest`` has the times of each input that may move the watermark, see
     `mapstate.protocol.windows.latest_without_hole`, and ``has_rows`` whether it had any; ``panes`` are those that the
-    task wrote, ``newest`` is the latest time of rows that count in rolling windows.
+    task wrote, ``newest`` is the latest time of rows that count in rolling windows, ``beyond`` of those too far
+    beyond the clock.
     """
 
     late: int
@@ -60,6 +61,7 @@ class WindowReport(msgspec.Struct):
     has_rows: list[bool]
     panes: list[int]
     newest: int | None = None
+    beyond: int | None = None
 
 
 class TimedTask(BatchTask):
@@ -94,12 +96,12 @@ class TimedTask(BatchTask):
             inside = pa.RecordBatch.from_arrays([columns[at] for at in kept], [names[at] for at in kept])
             if outside:
                 inside = inside.filter(pc.invert(is_outside))
-            self.note(found, outside, columns[start + self.inputs : end], inside.columns[self.place])
+            self.note(found, outside, columns[start + self.inputs : end], columns[self.place])
             if inside.num_rows:
                 yield inside
 
     def note(self, found: WindowReport, outside: int, beside: Sequence[pa.Array], places: pa.Array) -> None:
-        """Notes what a batch has ``beside``: ``outside`` rows in no window, and others in ``places``."""
+        """Notes what a batch has ``beside``: ``outside`` rows are in no window, and their ``places`` are null."""
         raise NotImplementedError
 
 
@@ -127,7 +129,7 @@ class WindowTask(TimedTask):
         late = (pc.sum(beside[0]).as_py() or 0) if beside else outside
         found.late += late
         found.between += outside - late
-        found.panes = sorted({*found.panes, *pc.unique(places).cast(pa.int64()).to_pylist()})
+        found.panes = sorted({*found.panes, *pc.unique(places.drop_null()).cast(pa.int64()).to_pylist()})
 
     def keeping(self, bases: list[Any]) -> CombineAll:
         """See `BatchTask.keeping`. A key of a window is never removed, so the index names it once."""
