@@ -205,7 +205,7 @@ MUTANTS = [
         "Calls.note_second",
         _always(None),
     ),
-    Mutant("a part that counts is not taken back", "mapstate.protocol.ledgers", "Ledgers.take_back", _part_kept),
+    Mutant("a part that counts is not taken back", "mapstate.protocol.ledger", "take_back", _part_kept),
     Mutant("a batch that counts in part is taken for whole", _TRANSITIONS, "begin", _mark_not_checked),
     Mutant(
         "batches that a run left out are accepted",

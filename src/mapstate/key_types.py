@@ -179,7 +179,7 @@ def key_type(field: KeyField) -> KeyType:
     return kind
 
 
-def split_key(text: str) -> list[str]:
+def split(text: str) -> list[str]:
     """Split at each ``|`` that is not escaped."""
     if "\\" not in text:
         return text.split("|")
@@ -197,7 +197,7 @@ def split_key(text: str) -> list[str]:
 
 def values_of(kind: KeyType, column: Sequence[str]) -> Sequence[Any]:
     """The values of texts without an escape. All keys of a window have one time, which is made once."""
-    if kind.from_text is unescaped:
+    if kind.from_text is text_of:
         return column
     values = {text: kind.from_text(text) for text in set(column)}
     return [values[text] for text in column]
@@ -214,7 +214,7 @@ def _unescape(match: re.Match[str]) -> str:
     return chr(int(code[1:], 16)) if len(code) > 1 else _UNESCAPES[code]
 
 
-def unescaped(text: str) -> str:
+def text_of(text: str) -> str:
     """The value of a text key."""
     if "\\" not in text:
         return text

@@ -21,17 +21,7 @@ from operator import itemgetter
 from typing import Any
 
 from mapstate.errors import KeyEncodingError, cut, shown
-from mapstate.key_types import (
-    INTEGER,
-    NATIVE_INTEGER,
-    SPECIAL,
-    KeyType,
-    escape,
-    key_type,
-    split_key,
-    unescaped,
-    values_of,
-)
+from mapstate.key_types import INTEGER, NATIVE_INTEGER, SPECIAL, KeyType, escape, key_type, split, text_of, values_of
 from mapstate.schema import KeyField
 
 Key = tuple[Any, ...]
@@ -97,7 +87,7 @@ class KeyCodec:
 
     def parts_of(self, text: StoreKey) -> list[str]:
         """The text of each key column, of a text that may be no key of this schema."""
-        return split_key(str(text)) if len(self.fields) != 1 else [str(text)]
+        return split(str(text)) if len(self.fields) != 1 else [str(text)]
 
     def encode_columns(self, columns: Sequence[Sequence[Any]], rows: int) -> list[Any]:
         """The texts of ``rows`` keys, from their columns. Tasks call it once per chunk."""
@@ -132,7 +122,7 @@ class KeyCodec:
             if text == "\\G":
                 return GLOBAL_KEY
             raise self._no_key(text)
-        parts = split_key(text) if len(self.fields) > 1 else [text]
+        parts = split(text) if len(self.fields) > 1 else [text]
         if len(parts) != len(self.fields):
             raise self._no_key(text)
         try:
@@ -185,4 +175,4 @@ def _strings(column: Sequence[Any]) -> list[str]:
     return [SPECIAL.sub(escape, value) if value else "\\E" for value in column]
 
 
-TEXT = KeyType(_strings, unescaped)
+TEXT = KeyType(_strings, text_of)

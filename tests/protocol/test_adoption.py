@@ -14,7 +14,7 @@ from mapstate.backends.memory import MemoryBackend
 from mapstate.errors import IncompleteBatchError, ReplannedBatchError, RollbackError
 from mapstate.protocol import ways_back
 from mapstate.protocol.following import digest_of_files
-from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger import Ledger, take_back
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, BatchPlan, Commit, encode_ledger, now
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.stored_ledger import decode_ledger
@@ -143,7 +143,7 @@ def taken_back(kind: Any = "opaque", batches: int = 2) -> tuple[Any, Ledgers, bo
         if batch_id:
             (attempt,) = ledgers.begin(batch_id)
         ledgers.commit([Commit(batch_id=batch_id, txid=attempt.txid, owner="q", at=now(), rows=5)])
-    return place, ledgers, ledgers.take_back(batches - 1)
+    return place, ledgers, take_back(ledgers, batches - 1)
 
 
 def test_a_part_is_rolled_back_and_the_batch_is_due_again():
@@ -179,7 +179,7 @@ def test_states_of_one_stream_are_all_taken_back_or_all_marked():
     requests = [opening(state="one"), opening(state="two", type="transactional")]
     ledgers, attempts = Ledgers.open_and_begin(stores, requests, 0, ["refuse"] * 2)
     ledgers.commit([Commit(batch_id=0, txid=one.txid, owner="q", at=now()) for one in attempts])
-    assert not ledgers.take_back(0)
+    assert not take_back(ledgers, 0)
     assert [record.last_commit.is_part for record in ledgers.records] == [True, True]
 
 
@@ -187,7 +187,7 @@ def test_a_part_is_marked_where_a_vacuum_began_since_the_ledger_was_read():
     place = store()
     ledgers = ended(place, None)
     Ledger(place, "visits").begin_operator("vacuum")
-    assert not ledgers.take_back(0)
+    assert not take_back(ledgers, 0)
     assert ledgers.records[0].last_commit.is_part
     with pytest.raises(IncompleteBatchError, match="counts only a part of batch 0"):
         Ledgers.open_and_begin([place], [opening()], 1, ["refuse"])
@@ -197,7 +197,7 @@ def test_a_transactional_attempt_of_a_part_is_not_begun_again_under_its_txid():
     """It would skip the keys that the part has written."""
     place, request = store(), opening(type="transactional")
     ledgers, (attempt,) = Ledgers.open_and_begin([place], [request], 0, ["refuse"])
-    assert not ledgers.take_back(0)
+    assert not take_back(ledgers, 0)
     (record,) = ledgers.records
     assert record.in_flight.is_part
     assert decode_ledger(encode_ledger(record), "visits") == record
@@ -214,7 +214,7 @@ def test_a_transactional_attempt_of_a_part_is_not_begun_again_under_its_txid():
 
 def test_an_opaque_attempt_of_a_part_is_begun_anew_and_needs_no_mark():
     ledgers, _ = Ledgers.open_and_begin([store()], [opening()], 0, ["refuse"])
-    assert ledgers.take_back(0)
+    assert take_back(ledgers, 0)
     assert isinstance(ledgers.begin(0)[0], Attempt)
 
 

@@ -19,7 +19,7 @@ from mapstate.errors import (
     StateSchemaError,
     WindowGoneError,
 )
-from mapstate.protocol.ledger import Ledger
+from mapstate.protocol.ledger import Ledger, take_back
 from mapstate.protocol.ledger_record import FORMAT_WITH_ROLLING, Commit, LedgerRecord, encode_ledger
 from mapstate.protocol.opening import open_ledger, what_remains
 from mapstate.protocol.rolling import RollingRecord, RollingWindow
@@ -267,7 +267,7 @@ def test_a_batch_that_came_in_parts_is_taken_back(job):
     job.batch(Row(180, "ann", 3), Row(180, "old", 3))
     Ledger(job.store, "s").mark_part(job.next - 1)
     job.ledgers.ledgers[0].load()
-    assert job.ledgers.take_back(job.next - 1)
+    assert take_back(job.ledgers, job.next - 1)
     again = job.restarted(lag=4)
     again.committed.pop()
     assert again.next == job.next - 1

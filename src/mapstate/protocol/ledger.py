@@ -1,13 +1,14 @@
-"""What tools do to the ledger of one state. A query's driver uses `mapstate.protocol.ledgers`."""
+"""What tools do to the ledger of one state, and a driver to its ledgers after trouble; else it uses `ledgers`."""
 
 from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from typing import Any
 
-from mapstate.protocol import upkeep, ways_back
+from mapstate.protocol import transitions, upkeep, ways_back
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, OperatorKind, now
-from mapstate.protocol.ledgers import HeldLedger, change_all
+from mapstate.protocol.ledgers import HeldLedger, Ledgers, change_all
 from mapstate.protocol.seed_refusals import being_seeded
 from mapstate.protocol.windows import PaneChange
 
@@ -111,3 +112,38 @@ def _whole(ledger: LedgerRecord) -> LedgerRecord:
     if ledger.seed is not None:
         raise being_seeded(ledger)
     return ledger
+
+
+def take_back(ledgers: Ledgers, batch_id: int, *, may_roll_back: bool = True) -> bool:
+    """Undo what a batch that came in parts has written: one write per commit domain.
+
+    Returns whether nothing is left. What cannot be rolled back in all states, or not in those that follow
+    them, is marked, and the next `begin` refuses it.
+    """
+    can_all = may_roll_back and ways_back.can_all_roll_back(ledgers.records, batch_id)
+
+    def taken_back(domain: list[int], before: list[Any]) -> list[LedgerRecord]:
+        can = can_all and ways_back.can_all_roll_back(before, batch_id)  # a vacuum may have begun since
+        for i, record in zip(domain, before, strict=True):
+            transitions.check_session(record, ledgers.ledgers[i].session)
+        return [ways_back.take_back(record, batch_id, can_roll_back=can) for record in before]
+
+    ledgers.change(taken_back)
+    return not any(ways_back.is_part(record) for record in ledgers.records)
+
+
+def say_what_fenced(ledgers: Ledgers) -> None:
+    """After a FencedError: raises a store's own trouble, if that and no other driver fenced this one."""
+    for ledger in ledgers.ledgers:
+        found = ledger.load() or ledger.raise_lost()
+        attempt = None if ledger.at_begin is None else ledger.at_begin.record.in_flight
+        ledger.check_not_put_back(found, None if attempt is None else attempt.batch_id)
+
+
+def give_up(ledgers: Ledgers) -> None:
+    """See `ways_back.give_up`: in all states, one write per commit domain."""
+    ledgers.change(
+        lambda domain, before: [
+            ways_back.give_up(record, ledgers.ledgers[i].session) for i, record in zip(domain, before, strict=True)
+        ]
+    )

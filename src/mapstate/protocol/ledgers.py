@@ -26,7 +26,7 @@ import msgspec
 
 from mapstate.capabilities import JointLedgers, Scan, SpreadFences, Swap
 from mapstate.errors import MissingBatchesError, StaleBatchError, StoreUnavailableError
-from mapstate.protocol import following, joint, refusals, transitions, ways_back
+from mapstate.protocol import following, joint, refusals, transitions
 from mapstate.protocol.fences import Fences
 from mapstate.protocol.ledger_record import (
     AlreadyCommitted,
@@ -151,36 +151,6 @@ class Ledgers:
             ]
 
         self.change(committed, same_incarnation=True)
-
-    def take_back(self, batch_id: int, *, may_roll_back: bool = True) -> bool:
-        """Undo what a batch that came in parts has written: one write per commit domain.
-
-        Returns whether nothing is left. What cannot be rolled back in all states, or not in those that follow
-        them, is marked, and the next `begin` refuses it.
-        """
-        can_all = may_roll_back and ways_back.can_all_roll_back(self.records, batch_id)
-
-        def taken_back(domain: list[int], before: list[Any]) -> list[LedgerRecord]:
-            can = can_all and ways_back.can_all_roll_back(before, batch_id)  # a vacuum may have begun since
-            for i, record in zip(domain, before, strict=True):
-                transitions.check_session(record, self.ledgers[i].session)
-            return [ways_back.take_back(record, batch_id, can_roll_back=can) for record in before]
-
-        self.change(taken_back)
-        return not any(ways_back.is_part(record) for record in self.records)
-
-    def say_what_fenced(self) -> None:
-        """After a FencedError: raises a store's own trouble, if that and no other driver fenced this one."""
-        for ledger in self.ledgers:
-            ledger.say_what_fenced()
-
-    def give_up(self) -> None:
-        """See `ways_back.give_up`: in all states, one write per commit domain."""
-        self.change(
-            lambda domain, before: [
-                ways_back.give_up(record, self.ledgers[i].session) for i, record in zip(domain, before, strict=True)
-            ]
-        )
 
     def change(self, transition: Callable[[list[int], list[Any]], list[LedgerRecord]], **how: bool) -> None:
         """One write per commit domain: a transition of the ledgers of one, see `change_all`."""
@@ -338,12 +308,6 @@ class HeldLedger:
             if due < batch_id:
                 raise refusals.missing_batches(ledger, batch_id, due)
         raise refusals.store_put_back(ledger, known)
-
-    def say_what_fenced(self) -> None:
-        """See `Ledgers.say_what_fenced`."""
-        found = self.load() or self.raise_lost()
-        attempt = None if self.at_begin is None else self.at_begin.record.in_flight
-        self.check_not_put_back(found, None if attempt is None else attempt.batch_id)
 
     def verify_fences(self, before: KnownLedger | None, after: LedgerRecord) -> bool:
         """False if the ledger has changed since ``before``. Raises as `Fences.verify` does."""

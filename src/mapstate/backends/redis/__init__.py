@@ -15,10 +15,12 @@ the fence has moved. docs/redis.md has all shapes, their URLs, and how they diff
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from mapstate.backends.redis.backend import RedisBackend, RedisSentinelBackend, RedisUnixBackend
+from mapstate.backends.redis.backend import OneServer, RedisBackend
 from mapstate.backends.redis.store import RedisStore
+from mapstate.urls import Address
 
 if TYPE_CHECKING:
     from mapstate.backends.redis.cluster_store import RedisClusterBackend, RedisClusterStore
@@ -31,6 +33,34 @@ __all__ = [
     "RedisStore",
     "RedisUnixBackend",
 ]
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class RedisUnixBackend(OneServer):
+    """A Redis server on this machine, behind a socket: ``unix://user:password@/run/redis.sock?db=0``."""
+
+    path: str = ""
+
+    KIND: ClassVar[str] = "socket"
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class RedisSentinelBackend(OneServer):
+    """A primary with replicas. Sentinels name it each time that a connection is made.
+
+    ``redis+sentinel://user:password@host:26379,host2:26379/mymaster/db?parameter=value``, and ``rediss+sentinel://``
+    for TLS, to the sentinels too. User and password are those of the servers.
+
+    ``sentinel_login``  the sentinels ask for the same user and password
+    ``retries``         is 20 here, because a failover takes a while. One that takes two ``socket_timeout`` is an error
+    """
+
+    sentinels: tuple[Address, ...] = ()
+    master: str = ""
+    sentinel_login: bool = False
+    retries: int = 20
+
+    KIND: ClassVar[str] = "sentinels"
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""What every Redis backend has, and those for one server: at an address, behind a socket, or named by sentinels."""
+"""What every Redis backend has, and that of one server at an address."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from mapstate.backends.redis.store import KEY_ENDS, RedisStore
 from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError
 from mapstate.schema import KeyOrder
-from mapstate.urls import Address
 
 _LONGEST_TTL = 1e10
 
@@ -198,31 +197,3 @@ class RedisBackend(OneServer):
     port: int = 6379
 
     KIND: ClassVar[str] = "server"
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class RedisUnixBackend(OneServer):
-    """A Redis server on this machine, behind a socket: ``unix://user:password@/run/redis.sock?db=0``."""
-
-    path: str = ""
-
-    KIND: ClassVar[str] = "socket"
-
-
-@dataclass(frozen=True, repr=False, kw_only=True)
-class RedisSentinelBackend(OneServer):
-    """A primary with replicas. Sentinels name it each time that a connection is made.
-
-    ``redis+sentinel://user:password@host:26379,host2:26379/mymaster/db?parameter=value``, and ``rediss+sentinel://``
-    for TLS, to the sentinels too. User and password are those of the servers.
-
-    ``sentinel_login``  the sentinels ask for the same user and password
-    ``retries``         is 20 here, because a failover takes a while. One that takes two ``socket_timeout`` is an error
-    """
-
-    sentinels: tuple[Address, ...] = ()
-    master: str = ""
-    sentinel_login: bool = False
-    retries: int = 20
-
-    KIND: ClassVar[str] = "sentinels"

@@ -194,8 +194,7 @@ class RedisStore:
         self._server.transact([(b"LPUSH", self._reports, report), (b"LTRIM", self._reports, b"0", kept)])
 
     def reports(self) -> list[bytes]:
-        found: list[bytes] = self._server.ask(command(b"LRANGE", self._reports, b"0", b"-1"), 1)[0]
-        return found
+        return list(self._server.ask(command(b"LRANGE", self._reports, b"0", b"-1"), 1)[0])
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
         from mapstate.backends.redis.operations import dropped, removed_if

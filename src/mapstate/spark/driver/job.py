@@ -6,11 +6,13 @@ Streams build these when they are declared. The driver of the batches only reads
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.batch_report import BatchReport, FinishedBatch
+from mapstate.errors import MapStateError, UsageError
 from mapstate.protocol.rolling import RollingDefinition
 from mapstate.protocol.windows import LATEST, WindowDefinition
 from mapstate.schema import Field, KeyField
@@ -18,6 +20,7 @@ from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.query import StreamingQuery
 
 Step = Callable[["DataFrame", int | None], "DataFrame"]
 """Turns a micro-batch into another frame. Driver. Gets the batch id, which is None outside of a query."""
@@ -156,3 +159,83 @@ class StreamPlan:
     on_finished: list[OnFinished] = field(default_factory=list)
     quarantine: str | None = None
     seed: Any = None  # of `mapstate.spark.driver.seeding`
+
+
+class Declared:
+    """All that is declared of one stream. It changes until a started query brings the first batch; then it is closed.
+
+    ``admit`` gets it and a state, and raises for one that cannot be its own. ``siblings`` are the queries of the same
+    topology, by the names of their streams, and ``owner`` names it for messages. ``around`` is entered for each batch.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        df: DataFrame,
+        *,
+        admit: Callable[[Any, Branch], None] | None = None,
+        siblings: dict[str, Any] | None = None,
+        owner: str = "",
+    ) -> None:
+        self.name = name
+        self.df = df
+        self.plan = StreamPlan(name)
+        self.last_error: MapStateError | None = None
+        self.merged_into: str | None = None
+        self.around: Callable[[DataFrame], AbstractContextManager[Any]] = nullcontext
+        self.owner = owner
+        self._admit = admit
+        self.is_of_topology = admit is not None
+        self.siblings = {} if siblings is None else siblings
+        self.driver: Any = None  # a `BatchDriver`
+        self.served: StreamingQuery | None = None  # by a Spark Connect server
+        self.last_call: tuple[int, BaseException | None] | None = None  # its batch, and the error that it raised
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What goes to the worker of Spark Connect that will call the query: all but what the client keeps."""
+        kept = dict.fromkeys(("df", "served", "last_error", "last_call", "_admit", "driver"))
+        return self.__dict__ | kept | {"siblings": {}}
+
+    def add(self, branch: Branch) -> None:
+        """One more state. Raises ConfigurationError."""
+        self.reopen()
+        if self._admit is not None:
+            self._admit(self, branch)
+        self.plan.branches.append(branch)
+
+    def add_after_commit(self, consumer: AfterCommit) -> None:
+        self.reopen()
+        self.plan.after_commit.append(consumer)
+
+    def add_downstream(self, branch: Branch, function: Downstream | Follower, *, fired: bool = False) -> None:
+        self.reopen()
+        (branch.fired if fired else branch.downstream).append(function)
+
+    def merged(self, others: Sequence[Self], df: DataFrame) -> Self:
+        """The query of the streams in one. Raises UsageError for a stream of which something is declared already."""
+        for query in (self, *others):
+            query.reopen()
+            if query.plan.branches or query.plan.after_commit:
+                raise UsageError(
+                    f"the stream {query.name!r}{query.owner} keeps states already: merge streams before anything else"
+                )
+        both = type(self)(self.name, df, admit=self._admit, siblings=self.siblings, owner=self.owner)
+        both.plan.on_finished, both.plan.quarantine = self.plan.on_finished, self.plan.quarantine
+        for query in (self, *others):
+            query.merged_into = self.name
+            query.siblings.pop(query.name, None)
+        self.siblings[self.name] = both
+        return both
+
+    def reopen(self) -> None:
+        """Open the declaration again. Raises UsageError once a started query has brought a batch, or after a merge."""
+        if self.driver is not None and self.driver.serves_query:
+            raise UsageError(
+                f"the stream {self.name!r}{self.owner} runs already: declare all of its states, and what follows "
+                "them, before it is started"
+            )
+        if self.merged_into is not None:
+            raise UsageError(
+                f"the stream {self.name!r}{self.owner} was merged into {self.merged_into!r}: declare on that one"
+            )
+        self.driver = None

@@ -16,6 +16,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.backends import opened
 from mapstate.batch_report import BatchReport, FinishedBatch
 from mapstate.errors import StaleBatchError
+from mapstate.protocol import ledger as trouble
 from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord
@@ -222,7 +223,7 @@ def take_back(ledgers: Ledgers | None, plan: StreamPlan, batch_id: int, *, may_r
     Where all states of the query are behind one of the user's own, there are no ``ledgers``, and they are marked.
     """
     if ledgers is not None:
-        return ledgers.take_back(batch_id, may_roll_back=may_roll_back and _can_follow_back(plan, batch_id))
+        return trouble.take_back(ledgers, batch_id, may_roll_back=may_roll_back and _can_follow_back(plan, batch_id))
     for spec in [] if plan.branches else [branch.job.spec for branch in branches_of(plan)]:
         with opened(spec.backend, spec.state) as store:
             ledger = Ledger(store, spec.state)
@@ -265,10 +266,10 @@ def give_up(ledgers: Ledgers, error: BaseException) -> None:
     """
     if isinstance(error, errors.FencedError):
         with suppress(errors.StoreError):  # that somebody else took over stays the error
-            ledgers.say_what_fenced()
+            trouble.say_what_fenced(ledgers)
     elif isinstance(error, Exception) and not isinstance(error, errors.StoreError):
         with suppress(errors.MapStateError):
-            ledgers.give_up()
+            trouble.give_up(ledgers)
 
 
 def check_followers(

@@ -408,5 +408,4 @@ def report_line(report: TaskReport, schema: StructType | None) -> pa.RecordBatch
 
 def reports_of(lines: Iterable[str]) -> list[TaskReport]:
     """The reports of the lines that tasks have ended with. Driver."""
-    decoder = msgspec.json.Decoder(TaskReport)
-    return [decoder.decode(line) for line in lines]
+    return [msgspec.json.decode(line, type=TaskReport) for line in lines]

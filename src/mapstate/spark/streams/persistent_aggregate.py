@@ -205,7 +205,8 @@ class PersistentAggregate(OfQuery):
         again if Spark brings a batch again that counts already. What it raises is logged. The batch is committed
         all the same, and goes on.
         """
-        self.query.add_on_batch(self.branch, function)
+        self.query.reopen()
+        self.branch.on_batch.append(function)
         return self
 
     def __repr__(self) -> str:
