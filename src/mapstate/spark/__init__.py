@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mapstate.spark.source import MapStateDataSource
     from mapstate.spark.steps.state_query import StaticState, newStaticState, stateQuery
     from mapstate.spark.steps.training import pointInTime, rollingFeatures
+    from mapstate.spark.streams.commands import job_main
     from mapstate.spark.streams.counted import CountedAggregate, CountedStream
     from mapstate.spark.streams.grouped import ChainedAggregate, GroupedStream
     from mapstate.spark.streams.partition_persist import PartitionPersist
@@ -57,6 +58,7 @@ __all__ = [
     "WindowedAggregate",
     "WindowedStream",
     "files_not_counted",
+    "job_main",
     "newStaticState",
     "newStream",
     "pointInTime",
@@ -74,6 +76,7 @@ _HOMES = {
         "source": "MapStateDataSource",
         "steps.state_query": "StaticState newStaticState stateQuery",
         "steps.training": "pointInTime rollingFeatures",
+        "streams.commands": "job_main",
         "streams.counted": "CountedAggregate CountedStream",
         "streams.grouped": "ChainedAggregate GroupedStream",
         "streams.partition_persist": "PartitionPersist",

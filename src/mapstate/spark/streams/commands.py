@@ -1,0 +1,99 @@
+"""The commands of a job: one declaration, of which the command line seeds, runs or corrects the state."""
+
+from __future__ import annotations
+
+import sys
+from argparse import ArgumentParser, Namespace
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from mapstate.errors import MapStateError, UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+    from mapstate.spark.streams.persistent_aggregate import PersistentAggregate
+    from mapstate.spark.streams.topology import Topology
+
+
+def job_main(
+    declared: PersistentAggregate | Topology, checkpointLocation: str, arguments: Sequence[str] | None = None
+) -> None:
+    """Does what the command line of a job says: the last line of its program. Driver.
+
+    ``seed`` and ``correct`` call the methods of these names, ``run`` starts the query and waits for its end. They need
+    no other package. ``--help`` says the options; see docs/life.md#the-commands-of-a-job.
+
+    ``declared``            a state, or a topology of one stream, which can be run alone
+    ``checkpointLocation``  of its query
+    ``arguments``           those of the program, sys.argv, by default
+
+    Ends the process with 2 and the message of an error of mapstate, before or after anything was written, as it says;
+    with argparse's 2 for arguments that cannot be. What Spark raises is passed on.
+    """
+    given = _parser().parse_args(arguments)
+    try:
+        given.does(declared, checkpointLocation, given)
+    except MapStateError as error:
+        sys.exit(_failed(error))
+
+
+def _failed(error: MapStateError) -> int:
+    print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201  a command prints
+    return 2
+
+
+def _parser() -> ArgumentParser:
+    parser = ArgumentParser(description="Seeds, runs or corrects the state of this job.")
+    commands = parser.add_subparsers(required=True, metavar="seed | run | correct")
+    seed = commands.add_parser("seed", help="count all that the source has now as batch 0; again after a crash")
+    seed.add_argument("--dry-run", action="store_true", help="say how much it is, and write nothing")
+    seed.add_argument("--buckets", type=int, metavar="N", help="how many parts")
+    seed.set_defaults(does=_seed)
+    run = commands.add_parser("run", help="start the query, and wait for its end; Ctrl-C stops it")
+    run.add_argument("--trigger", metavar="INTERVAL", help="between two batches, such as '10 seconds'")
+    run.add_argument("--available-now", action="store_true", help="count what is there, and end")
+    run.set_defaults(does=_run)
+    correct = commands.add_parser("correct", help="add rows that never came, and take back what was counted wrongly")
+    correct.add_argument("--id", required=True, help="the name of the correction: with it a second call does nothing")
+    correct.add_argument("--add", metavar="TABLE", help="a table of Spark's catalog; with --format a path")
+    correct.add_argument("--retract", metavar="TABLE", help="likewise")
+    correct.add_argument("--format", metavar="FORMAT", help="of the path: parquet, csv, json, delta, ...")
+    correct.add_argument("--take-over", action="store_true", help="leave an attempt behind whose driver is gone")
+    correct.set_defaults(does=_correct)
+    return parser
+
+
+def _seed(declared: Any, checkpoint: str, given: Namespace) -> None:
+    print(_state(declared, "seed").seed(checkpoint, dry_run=given.dry_run, buckets=given.buckets))  # noqa: T201
+
+
+def _run(declared: Any, checkpoint: str, given: Namespace) -> None:
+    trigger = {"availableNow": True} if given.available_now else given.trigger
+    query = declared.start(checkpoint, trigger=trigger)
+    try:
+        query.awaitTermination()
+    except KeyboardInterrupt:
+        query.stop()
+
+
+def _correct(declared: Any, _: str, given: Namespace) -> None:
+    state = _state(declared, "correct")
+    stream: DataFrame = state.query.df
+
+    def rows(name: str | None) -> DataFrame | None:
+        if name is None:
+            return None
+        read = stream.sparkSession.read
+        return read.table(name) if given.format is None else read.schema(stream.schema).format(given.format).load(name)
+
+    if given.add is None and given.retract is None:
+        raise UsageError("a correction has rows to --add or to --retract. Nothing was written.")
+    parts = {"add": rows(given.add), "retract": rows(given.retract)}
+    print(state.correct(id=given.id, take_over=given.take_over, **parts))  # noqa: T201
+
+
+def _state(declared: Any, command: str) -> Any:
+    if not hasattr(declared, command):
+        raise UsageError(f"a topology has no {command}: give job_main the state. Nothing was written.")
+    return declared
