@@ -22,7 +22,7 @@ help:
 	@echo "make fuzz     random small jobs on real Spark, each held against plain Python; ARGS='--jobs 200 --seed 1'"
 	@echo "make chaos    kills drivers, workers and servers, again and again, and runs what make test leaves out; takes hours"
 	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
-	@echo "make newcomer runs docs/first-hour.md from a fresh clone and from the wheel"
+	@echo "make newcomer runs tests/newcomer.md from a fresh clone and from the wheel"
 	@echo "make wheel    builds dist/mapstate-*.whl, which pip installs"
 	@echo "make docs     builds the site into site/; open site/index.html"
 	@echo "make lint     ruff and mypy only"

@@ -1,4 +1,4 @@
-"""Runs docs/first-hour.md as a newcomer would: from a fresh clone, and from the built wheel, in empty environments.
+"""Runs tests/newcomer.md as a newcomer would: from a fresh clone, and from the built wheel, in empty environments.
 
     make newcomer
 
@@ -25,7 +25,7 @@ OURS = {"PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PYSPARK_PYTHON", "PYSPARK_DR
 
 def main() -> None:
     """Both ways, one after the other."""
-    sections = dict(SECTION.findall((ROOT / "docs" / "first-hour.md").read_text()))
+    sections = dict(SECTION.findall((ROOT / "tests" / "newcomer.md").read_text()))
     common = [code for title, code in sections.items() if title not in WAYS]
     venv = f"{ROOT / '.venv' / 'bin'}"
     environment = {name: value for name, value in os.environ.items() if name not in OURS}
@@ -42,8 +42,8 @@ def main() -> None:
             script = "\n".join([sections[title], *common])
             done = subprocess.run(["bash", "-euxo", "pipefail", "-c", script], cwd=place, env=environment, check=False)
             if done.returncode != 0:
-                sys.exit(f"a command of docs/first-hour.md failed, from {way}: exit code {done.returncode}")
-    print("every command of docs/first-hour.md ran, from a clone and from a wheel")
+                sys.exit(f"a command of tests/newcomer.md failed, from {way}: exit code {done.returncode}")
+    print("every command of tests/newcomer.md ran, from a clone and from a wheel")
 
 
 if __name__ == "__main__":
