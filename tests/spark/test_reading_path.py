@@ -36,7 +36,7 @@ MOST = {
         "second GET": (7, 20, 30),
     },
     "redis": {
-        "first batch": (33, 68, 201),
+        "first batch": (34, 71, 202),
         "second batch": (22, 52, 163),
         "batch that fires": (34, 82, 333),
         "first get": (20, 46, 78),
