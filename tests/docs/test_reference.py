@@ -36,7 +36,7 @@ def used(code):
 
 
 # Pages whose subject is a part of the reference.
-GUIDES = [ROOT / "docs" / name for name in ("readers.md", "sketches.md", "testing-with-faults.md")]
+GUIDES = [ROOT / "docs" / name for name in ("readers.md", "sketches.md", "testing-with-faults.md", "life.md")]
 EXAMPLES = {name for page in [*PAGES, *GUIDES] for code in blocks(page) for name in used(code)}
 
 
