@@ -476,6 +476,15 @@ def test_zeros_and_numbers_that_are_none_come_back_with_their_sign(form):
     assert (alike(tiles_of(curr)), alike(tiles_of(prev))) == (alike(after), alike(before))
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("was", "now"), [(1, 1.0), (1.0, 1), (1, True), (True, 1)])
+def test_numbers_that_are_equal_and_of_another_type_come_back(form, was, now):
+    field = [Field("own", "Own", "any")]
+    codec = RecordCodec(serializer(form), "s", "opaque", field, [(0, 1)], in_tiles=True)
+    [(_, _, prev)] = codec.loads(["k"], codec.dumps([(7, Tiles([1], [[now]]), Tiles([1], [[was]]))]))
+    assert alike(tiles_of(prev)) == alike(Tiles([1], [[was]]))
+
+
 @settings(max_examples=100)
 @given(st.sampled_from(FORMS), st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=4), st.data())
 def test_tiles_of_every_type_come_back_as_they_were(form, kinds, data):

@@ -136,12 +136,16 @@ def undo_of(before: Tiles, after: Tiles) -> Undo:
         moved = [None if place is None else now[place] for place in places]
         if any(map(is_not, was, moved)):
             pairs = enumerate(zip(was, moved, strict=True))
-            changed.update(at for at, (old, own) in pairs if old is not own and (type(old) is not int or old != own))
+            changed.update(at for at, (old, own) in pairs if old is not own and not _are_same_integers(old, own))
     back, old = sorted(changed), set(before.starts)
     return Undo(
         [start for start in after.starts if start not in old],
         Tiles([before.starts[at] for at in back], [[column[at] for at in back] for column in before.columns]),
     )
+
+
+def _are_same_integers(one: Any, other: Any) -> bool:
+    return type(one) is type(other) is int and one == other  # 1 == 1.0 == True
 
 
 class TileLayout:
