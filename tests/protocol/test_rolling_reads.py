@@ -20,7 +20,14 @@ from mapstate import LIFETIME, Count, Sum
 from mapstate.aggregators import tiles as of_tiles
 from mapstate.aggregators.aggregator import CombinerAggregator, ReducerAggregator
 from mapstate.backends import resolve
-from mapstate.errors import StaleBatchError, UnknownColumnError, UsageError, ValueOverflowError, WindowGoneError
+from mapstate.errors import (
+    AggregatorError,
+    StaleBatchError,
+    UnknownColumnError,
+    UsageError,
+    ValueOverflowError,
+    WindowGoneError,
+)
 from mapstate.keys import KeyCodec
 from mapstate.reader import StateReader, open_reader, rolling
 from mapstate.serializers import tiles
@@ -192,6 +199,46 @@ def test_what_is_no_time(url, opened):
             list(reader.scan(at=dt.datetime(2026, 1, 1, tzinfo=dt.UTC)))
         with pytest.raises(UsageError, match="a time for each key, not b"):
             reader.multi_get(["ann", "bob"], at=b"12")
+        two = [numbers.mark, numbers.mark + 1]
+        for container in (
+            {*two},
+            dict(zip(["ann", "bob"], two, strict=True)),
+            dict.fromkeys(two),
+            bytearray(b"ab"),
+            memoryview(b"79"),
+            np.array(numbers.mark),
+            np.array(two)[:, None],
+            pd.DataFrame({"at": two}),
+        ):
+            with pytest.raises(UsageError, match="a time for each key, not a "):
+                reader.multi_get(["ann", "bob"], at=container)
+            with pytest.raises(UsageError):
+                list(reader.scan(at=container))
+        for item in (np.array([numbers.mark]), np.array(numbers.mark), np.True_, np.float64(3), None, pd.NA):
+            with pytest.raises(UsageError, match="are numbers"):
+                reader.multi_get(["ann", "bob"], at=[numbers.mark, item])
+
+
+def test_columns_that_are_no_list_of_names(url, opened):
+    made(url)
+    with opened(url, "s") as reader:
+        for wrong in ("rows_10", b"rows_10", 5, [5], [None], [np.array(["rows_10", "rows_40"])]):
+            with pytest.raises(UsageError, match="columns is a list of field names"):
+                reader.get("ann", columns=wrong)
+            with pytest.raises(UsageError, match="columns is a list of field names"):
+                list(reader.scan(columns=wrong))
+
+
+@pytest.mark.parametrize("form", ["json", "msgpack"])
+def test_without_columns_there_are_the_keys(tmp_path, form):
+    job = Rolled(f"memory://{tmp_path.name}", serializer=form)
+    job.batch(*(Row(at, f"u{at % 20:02}") for at in range(60)))
+    users = [f"u{at:02}" for at in range(20)]
+    with open_reader(job.backend, "s") as reader:
+        for many in (users[:1], users):
+            assert reader.multi_get([*many, "nobody"], columns=[]) == [{}] * len(many) + [None]
+        assert dict(reader.scan(columns=[])) == {(user,): {} for user in users}
+        assert reader.to_arrow(columns=[]).to_pylist() == [{"user": user} for user in users]
 
 
 def test_a_scan_has_one_time(url, opened):
@@ -539,6 +586,47 @@ def test_a_users_own_aggregator_is_given_to_the_reader(url, opened):
                 numbers = sorted(row.n for row in job.rows if row.user == user and low <= row.at)
                 assert found[f"names_{name}"] == ({"all": numbers} if numbers else None)
                 assert found[f"rows_{name}"] == len(numbers)
+
+
+class Balance(CombinerAggregator):
+    """Nothing where it is 0."""
+
+    value_type = "bigint"
+
+    def init(self, row: Any) -> Any:
+        return row["n"]
+
+    def combine(self, one: Any, other: Any) -> Any:
+        return one + other or None
+
+
+class Fussy(Balance):
+    def combine(self, one: Any, other: Any) -> Any:
+        if 13 in (one, other):
+            raise ZeroDivisionError("13")
+        return one + other
+
+
+def test_tiles_that_remove_each_other_are_as_none(tmp_path):
+    own = {"balance": Balance()}
+    job = Rolled(f"memory://{tmp_path.name}", [(10, 1), (6, 2), LIFETIME], serializer="msgpack", aggregates=own)
+    job.batch(Row(1, "k", 5), Row(2, "k", -5), Row(3, "k", 3), Row(1, "gone", 2), Row(2, "gone", -2))
+    with open_reader(job.backend, "s", aggregators=own) as reader:
+        for times in (1, 10):
+            found = reader.multi_get(["k", "gone"] * times)
+            assert found[-2:] == [dict.fromkeys(["balance_10", "balance_6", "balance_lifetime"], n) for n in (3, None)]
+
+
+def test_a_users_aggregator_that_raises_in_a_read_names_the_key(tmp_path):
+    own = {"sum": Fussy()}
+    job = Rolled(f"memory://{tmp_path.name}", [(10, 1)], serializer="msgpack", aggregates=own)
+    job.batch(*(Row(at, user, at) for user in ("ann", "bob") for at in (1, 2)), Row(3, "bob", 13))
+    with open_reader(job.backend, "s", aggregators=own) as reader:
+        assert reader.get("ann") == {"sum_10": 3}
+        for keys in (["bob"], ["ann"] * 20 + ["bob"]):
+            with pytest.raises(AggregatorError, match=r"key 'bob': .*combine raised ZeroDivisionError") as caught:
+                reader.multi_get(keys)
+            assert caught.value.key == "bob"
 
 
 def test_a_state_without_a_batch_has_no_key(url, opened):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
+import pandas as pd
 import pytest
 
 from mapstate.errors import KeyEncodingError, StoreUnavailableError, UsageError, WindowGoneError
@@ -175,5 +177,59 @@ def test_more_than_fits_is_refused(monkeypatch):
         assert {one.status for one in refused} == {503}
         assert len(refused) < 20
         assert (await merged.multi_get([1]))[0] == [1]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("at", [[55, 59], (55, 59), np.array([55, 59]), pd.Series([55, 59], index=[8, 9])])
+def test_times_of_any_kind_of_list_are_read_beside_others(at):
+    async def main():
+        reader: Any = CountingReader()
+        merged: Any = MergedReads(reader)
+        async with asyncio.timeout(5):
+            found: Any = await asyncio.gather(merged.answer(["a"]), merged.answer(["b", "c"], at=at))
+        assert found[0].values == ["a"]
+        assert [time for _, time, _ in found[1].values] == [55, 59]
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    ("keys", "asked"),
+    [
+        ("ab", {}),
+        (b"ab", {}),
+        (["a"], {"columns": "n"}),
+        (["a"], {"columns": [np.array(["n", "m"])]}),
+        (["a", "b"], {"at": {1, 2}}),
+        (["a", "b"], {"at": np.array([[1], [2]])}),
+        (["a", "b"], {"at": np.array([1, 2, 3])}),
+    ],
+)
+def test_what_is_refused_does_not_wait(keys, asked):
+    async def main():
+        reader: Any = CountingReader()
+        merged: Any = MergedReads(reader)
+        with pytest.raises(UsageError):
+            await merged.answer(keys, **asked)
+        assert reader.asked == []
+        async with asyncio.timeout(5):
+            assert (await merged.multi_get(["a"]))[0] == ["a"]
+
+    asyncio.run(main())
+
+
+def test_an_error_that_nobody_foresaw_ends_the_requests_of_its_read():
+    async def main():
+        answers: list[Any] = [None, Answer(cast("Any", ["a"]), cast("Any", None), None)]
+
+        async def answer(*_: Any, **__: Any) -> Any:
+            return answers.pop(0)
+
+        merged: Any = MergedReads(cast("Any", SimpleNamespace(answer=answer)))
+        async with asyncio.timeout(5):
+            with pytest.raises(AttributeError):
+                await merged.multi_get(["a"])
+            assert (await merged.multi_get(["a"]))[0] == ["a"]
 
     asyncio.run(main())

@@ -72,7 +72,8 @@ def called(who: Aggregator, method: Any, *args: Any) -> Any:
         raise
     except Exception as error:
         raise AggregatorError(
-            f"{who}.{method.__name__} raised {type(error).__name__}: {cut(error)}; this batch is not committed",
+            f"{who}.{method.__name__} raised {type(error).__name__}: {cut(error)}; a read returns nothing, and a "
+            "batch is not committed",
             aggregator=who.describe(),
         ) from error
 

@@ -133,11 +133,11 @@ def folded(aggregator: Aggregator, kind: str, parts: Sequence[Any]) -> Any:
         return aggregator.fold(there)
     if not isinstance(aggregator, CombinerAggregator):
         raise TypeError(f"{aggregator} is no combiner")
-    value = there[0]
-    for part in there[1:]:
+    value = None  # of rows that have removed each other, too: see `Folding.add`
+    for part in there:
         # Copies, because the parts stay in the record, and an aggregator may change them in place.
         both = copy.deepcopy((value, part))
-        value = check_type(called(aggregator, aggregator.combine, *both), kind, aggregator)
+        value = part if value is None else check_type(called(aggregator, aggregator.combine, *both), kind, aggregator)
     return value
 
 

@@ -148,6 +148,8 @@ class Answers:
 
         Raises ValueOverflowError, and AggregatorError if a user's aggregator raised.
         """
+        if not self._nothing:  # only the keys are asked for
+            return [None if value is None else () for value in found]
         known: dict[int, tuple[list[int], list[_Plan]]] = {}
         out: list[Any] = [None] * len(found)
         many = [at for at, value in enumerate(found) if is_packed(value)] if len(found) >= FEWEST else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -11,7 +12,15 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import joins_of, results_of
 from mapstate.aggregators.tiles import Answers
-from mapstate.errors import UnknownColumnError, UsageError, ValueOverflowError, WindowGoneError, shown
+from mapstate.errors import (
+    AggregatorError,
+    SerializationError,
+    UnknownColumnError,
+    UsageError,
+    ValueOverflowError,
+    WindowGoneError,
+    shown,
+)
 from mapstate.keys import StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.rolling import RollingRecord, columns_of
@@ -32,6 +41,7 @@ At = Time | Literal["watermark"] | Sequence[Time] | End | None
 Ends = Sequence[End]
 """For each key where its windows end."""
 
+_NO_LIST = (str, bytes, bytearray, memoryview, Mapping, AbstractSet)
 _EARLIER_TIMES = "Ask for a later time; a longer retention= keeps earlier ones from then on."
 _A_LONG_SCAN = "The scan took longer than lag and retention keep its end: give a retention= as long as a scan takes."
 
@@ -85,11 +95,9 @@ class Asked:
     def __init__(
         self, state: str, *, at: At = None, columns: Sequence[str] | None = None, now: int | None = None
     ) -> None:
-        if isinstance(columns, str | bytes):
-            raise UsageError("columns is a list of field names, also for one field: columns=['visits']")
         self.state = state
-        self.columns = None if columns is None else list(columns)
-        self._at = at
+        self.columns = columns_given(columns)
+        self._at: Any = at_given(at)
         self._now = time.time_ns() // 1000 if now is None else now
         self._scan: End | None = at if isinstance(at, End) else None
 
@@ -100,7 +108,7 @@ class Asked:
 
     def check_scan(self) -> None:
         """Raises UsageError for times that are of keys, which a scan finds in an order of its own."""
-        if _is_list(self._at) and not isinstance(self._at, str | End):
+        if isinstance(self._at, list):
             raise UsageError("a scan has one time, at=; a time for each key is for multi_get. Nothing was read.")
 
     def ends(self, record: RollingRecord, done: WindowCommit, mark: int, keys: int) -> Ends:
@@ -116,16 +124,15 @@ class Asked:
             latest += [self._now] if definition.type == "timestamp" else []
             end = max([record.horizon, *map(definition.units, latest)])
             return [End(end, end + 1)] * keys
-        elif isinstance(at, str) and at == "watermark":
+        elif at == "watermark":
             end = max(record.horizon, definition.units(mark))  # an operator may have moved the horizon beyond it
             ends = [End(end, end)] * keys
-        elif _is_list(at):
-            times = check_times(at, keys)
-            units = [definition.units(number_of_caller(time, definition.type, self.state)) for time in times]
+        elif isinstance(at, list):
+            check_times(at, keys)
+            units = [definition.units(number_of_caller(time, definition.type, self.state)) for time in at]
             ends = [End(end, end) for end in units]
         else:
-            time: Any = at
-            end = definition.units(number_of_caller(time, definition.type, self.state))
+            end = definition.units(number_of_caller(at, definition.type, self.state))
             ends = [End(end, end)] * keys
         earliest = min((end for end, _ in ends), default=record.horizon)
         if earliest < record.horizon:
@@ -159,38 +166,69 @@ class Asked:
         self._scan = ends[0] if ends else self._scan
 
     def answered(self, fields: RollingFields, texts: Sequence[StoreKey], values: Sequence[Any], ends: Ends) -> Any:
-        """The fields and plain values of some tiles. Raises ValueOverflowError, with the key."""
+        """The fields and plain values of some tiles. Raises the errors of `Answers.values`, with the key."""
         answers = fields.of(self.columns)
         if self.columns is not None and len(answers.fields.fields) < len(set(self.columns)):
             check_columns(self.state, self.columns, fields.names)
         try:
             return answers.fields, answers.values(values, ends)
-        except ValueOverflowError as error:
+        except (AggregatorError, SerializationError, ValueOverflowError) as error:
             for text, value, end in zip(texts, values, ends, strict=True):
                 try:
                     answers.values([value], [end])
-                except ValueOverflowError:
-                    raise ValueOverflowError(
-                        f"state {self.state!r}, key {shown(text)}: a window's value left its range, though each tile's "
-                        "is in it. Nothing was given out. Ask for other columns of this key, columns=[...].",
-                        state=self.state,
-                        key=str(text),
-                        aggregator=error.facts.get("aggregator"),
-                    ) from error
+                except type(error) as own:
+                    why = own.message
+                    if isinstance(own, ValueOverflowError):
+                        why = (
+                            "a window's value left its range, though each tile's is in it. Nothing was given out. Ask "
+                            "for other columns of this key, columns=[...]."
+                        )
+                    named = f"state {self.state!r}, key {shown(text)}: {why}"
+                    raise type(error)(named, **own.facts | {"state": self.state, "key": str(text)}) from own
             raise
 
 
-def check_times(at: Any, keys: int) -> list[Time]:
-    """The times. Raises UsageError unless ``at`` has one for each of so many keys."""
-    if isinstance(at, str | bytes) or len(at) != keys:
-        given = shown(at) if isinstance(at, str | bytes) else f"{len(at)} times for {keys} keys"
-        raise UsageError(f"at= is a time, 'watermark', or a time for each key, not {given}. Nothing was read.")
-    return list(at)
+def keys_given(keys: Any) -> list[Any]:
+    """The keys that a call asks for. Raises UsageError for a text, which has keys of one letter."""
+    if isinstance(keys, str | bytes):
+        raise UsageError("multi_get takes a list of keys; for one key there is get")
+    return list(keys)
 
 
-def _is_list(at: Any) -> bool:
-    """Whether it may have a time for each key: a list, a column of pandas, an array."""
-    return hasattr(at, "__len__") and hasattr(at, "__iter__")
+def columns_given(columns: Any) -> list[str] | None:
+    """The columns that a call asks for. Raises UsageError unless they are names in some order."""
+    if columns is None:
+        return None
+    try:
+        names: list[Any] = [None] if isinstance(columns, str | bytes) else [*columns]
+    except TypeError:
+        names = [None]
+    if all(isinstance(name, str) for name in names):
+        return names
+    raise UsageError("columns is a list of field names, also for one field: columns=['visits']")
+
+
+def at_given(at: Any) -> Any:
+    """``at`` of a call, what has a time for each key as a list. Raises UsageError for what is neither.
+
+    A list, a column of pandas, and an array of one dimension have an order; a set, a mapping and bytes are no times.
+    """
+    if at is None or isinstance(at, End) or (isinstance(at, str) and at == "watermark"):
+        return at
+    has_many = hasattr(at, "__len__") and hasattr(at, "__iter__")
+    if has_many and (isinstance(at, _NO_LIST) or len(getattr(at, "shape", (0,))) != 1):
+        raise _no_times(shown(at) if isinstance(at, str | bytes) else f"a {type(at).__name__}")
+    return list(at) if has_many else at
+
+
+def check_times(at: Any, keys: int) -> None:
+    """Raise UsageError for a list of times unless it has one for each of so many keys."""
+    if isinstance(at, list) and len(at) != keys:
+        raise _no_times(f"{len(at)} times for {keys} keys")
+
+
+def _no_times(given: str) -> UsageError:
+    return UsageError(f"at= is a time, 'watermark', or a time for each key, not {given}. Nothing was read.")
 
 
 def no_rolling_windows(state: str) -> UsageError:

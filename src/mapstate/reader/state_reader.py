@@ -12,7 +12,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import check_state_name
 from mapstate.backing_map import Backend
-from mapstate.errors import KeyEncodingError, UsageError
+from mapstate.errors import KeyEncodingError
 from mapstate.findings import Unreadable
 from mapstate.keys import Key, StoreKey, contains_none
 from mapstate.maps.serialized import Room
@@ -20,7 +20,7 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.capabilities import ThreadSafe
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.forms import reader_html
-from mapstate.reader.rolling import Asked, At, Ends, check_columns
+from mapstate.reader.rolling import Asked, At, Ends, check_columns, keys_given
 from mapstate.reader.scans import Answer, BatchReports, CountedKeys, KeyCount, Listed, Page, ScanPage, check_missing
 from mapstate.reader.tables import Columns, driver
 
@@ -159,9 +159,7 @@ class StateReader:
 
     def answer(self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None) -> Answer:
         """`multi_get` with all that there is to say of it: the ledger, and where rolling windows end."""
-        if isinstance(keys, str | bytes):
-            raise UsageError("multi_get takes a list of keys; for one key there is get")
-        asked = self._ask(at=at, columns=columns)
+        keys, asked = keys_given(keys), self._ask(at=at, columns=columns)
         if not keys:
             ledger = self.ledger()
             return Answer([], ledger, None if self._reads.ends(ledger, asked, 0) is None else [])

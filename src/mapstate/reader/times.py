@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+from contextlib import suppress
 from operator import index
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mapstate.errors import UsageError
 from mapstate.protocol.windows import NEVER, WindowCommit
@@ -47,11 +48,12 @@ def watermark_of(done: WindowCommit, mark: int, kind: str) -> Watermark:
     return Watermark(shown_time(mark, kind), inputs)
 
 
-def number_of_caller(time: Time, kind: str, state: str) -> int:
+def number_of_caller(time: Any, kind: str, state: str) -> int:
     """A time that a caller gives for a state whose first key column is of the type ``kind``. Raises UsageError."""
     if kind == "bigint":
-        if hasattr(time, "__index__") and not isinstance(time, bool):
-            return index(time)  # also a number of numpy
+        with suppress(TypeError):  # of numpy's numbers, and its arrays of one, some have an index
+            if not isinstance(time, bool) and not hasattr(time, "__len__"):
+                return index(time)
         raise UsageError(f"the times of state {state!r} are numbers (bigint), not {time!r}. Nothing was read.")
     if isinstance(time, dt.datetime) and time.tzinfo is not None:
         return number_of(time)

@@ -23,7 +23,7 @@ from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.reader.aliased import version_of
 from mapstate.reader.async_reader import AsyncStateReader, open_async_reader
 from mapstate.reader.capabilities import EventLoops
-from mapstate.reader.rolling import At, check_times
+from mapstate.reader.rolling import At, at_given, check_times, columns_given, keys_given
 from mapstate.reader.scans import Answer
 from mapstate.reader.times import Time
 from mapstate.reader.windows import Window
@@ -39,19 +39,19 @@ _MOST_WAITING = 50_000  # keys
 class _Waiting(NamedTuple):
     """A request. Only those with the same columns and the same kind of time are read together."""
 
-    keys: Sequence[Key]
-    at: At
+    keys: list[Key]
+    at: Any
     columns: tuple[str, ...] | None
     values: asyncio.Future[Answer]
 
     @property
     def kind(self) -> tuple[Any, ...]:
         """What is equal for requests that can be read together: all now, all at the watermark, or all at times."""
-        return self.columns, self.at if self.at is None or self.at == "watermark" else "times"
+        return self.columns, self.at if self.at is None or isinstance(self.at, str) else "times"
 
     def times(self) -> list[Any]:
         """A time for each key."""
-        return [*self.at] if isinstance(self.at, list) else [self.at] * len(self.keys)
+        return self.at if isinstance(self.at, list) else [self.at] * len(self.keys)
 
 
 class MergedReads:
@@ -68,16 +68,14 @@ class MergedReads:
         """The values of the keys, and the ledger as of which they are. Raises what the reader raises, and Busy."""
         return (await self.answer(keys))[:2]
 
-    async def answer(
-        self, keys: Sequence[Key], *, columns: Sequence[str] | None = None, at: At | list[Time] = None
-    ) -> Answer:
-        """As `StateReader.answer`; a list has a time for each key. Raises what the reader raises, and Busy."""
-        if isinstance(at, list):
-            check_times(at, len(keys))
+    async def answer(self, keys: Sequence[Key], *, columns: Sequence[str] | None = None, at: At = None) -> Answer:
+        """As `StateReader.answer`. Raises what the reader raises, and Busy."""
+        keys, at, chosen = keys_given(keys), at_given(at), columns_given(columns)  # what waits is plain and comparable
+        check_times(at, len(keys))
         if self._keys_waiting and self._keys_waiting + len(keys) > _MOST_WAITING:
             raise Busy(f"{self._keys_waiting} keys wait for the store.")
         values: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        request = _Waiting(keys, at, None if columns is None else tuple(columns), values)
+        request = _Waiting(keys, at, None if chosen is None else tuple(chosen), values)
         self._waiting.append(request)
         self._keys_waiting += len(keys)
         self._start()
@@ -100,7 +98,11 @@ class MergedReads:
             task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._running[task]
+        taken = self._running.pop(task)
+        if not task.cancelled() and (error := task.exception()) is not None:  # which nobody foresaw
+            _fail(taken or self._waiting, error)
+            self._waiting = [request for request in self._waiting if not request.values.done()]
+            self._keys_waiting = sum(len(request.keys) for request in self._waiting)
         self._start()
 
     async def _read(self, taken: list[_Waiting]) -> None:
