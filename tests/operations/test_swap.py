@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 from driven_reader import WAYS
+from rolled import Rolled, Row
 from service import client_of
 from typer.testing import CliRunner
 from versions import Version
 
 import mapstate.operations.drop as dropping
 import mapstate.operations.swap as operation
-from mapstate import open_reader
+from mapstate import LIFETIME, open_reader
 from mapstate.backends import resolve
 from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
@@ -177,6 +178,26 @@ def test_a_version_that_readers_cannot_use_is_refused(url):
     assert swap(url, {"v": "v.3"}, drops=["n"])[0].record.to == "v.3"
     with open_reader(url, "v") as reader:
         assert reader.get("a") == {"m": 1}
+
+
+@pytest.mark.parametrize(
+    ("other", "is_taken"),
+    [
+        ({"startTime": 7}, False),
+        ({"retention": 50}, False),
+        ({"lag": 5, "retention": 94}, False),
+        ({"lag": 5, "retention": 95}, True),
+        ({"retention": 200}, True),
+    ],
+)
+def test_rolling_windows_that_begin_elsewhere_or_keep_less_are_refused(tmp_path, other, is_taken):
+    url = f"sqlite:///{tmp_path}/states.db"
+    for state, changes in (("v", {"retention": 100}), ("v.2", {"retention": 100} | other)):
+        Rolled(url, [(10, 1), LIFETIME], state=state, **changes).batch(Row(3, "a"))
+    if is_taken:
+        assert swap(url, {"v": "v.2"}, force=True)[0].record.to == "v.2"
+    else:
+        refused(url, "v.2", "less lag and retention", force=True)
 
 
 def test_a_version_that_has_not_forgotten_a_key_is_refused(url):

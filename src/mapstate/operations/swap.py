@@ -152,8 +152,9 @@ def _check_schema(old: LedgerRecord, new: LedgerRecord, drops: Sequence[str]) ->
     if old.keys != new.keys or old.time_type != new.time_type or not _has_same_windows(old, new):
         own, other = (", ".join(f"{key.name} {key.type}" for key in one.keys) for one in (old, new))
         raise UsageError(
-            f"{new.state!r} has the key columns ({other}) and {old.state!r} has ({own}), or they have other windows: "
-            "readers would fail. Nothing was written. Give readers another name instead."
+            f"{new.state!r} has the key columns ({other}) and {old.state!r} has ({own}), or other windows, another "
+            "startTime or less lag and retention: readers would fail. Nothing was written. Give readers another name "
+            "instead."
         )
     lacking = sorted(_shown(old) - _shown(new) - {*drops})
     if lacking:
@@ -164,7 +165,11 @@ def _check_schema(old: LedgerRecord, new: LedgerRecord, drops: Sequence[str]) ->
 
 
 def _has_same_windows(old: LedgerRecord, new: LedgerRecord) -> bool:
-    """Whether a window of a name, or of a time, is the same span of time in both."""
+    """Whether a window of a name, or of a time, is the same span of time in both, and each end can be asked for."""
+    if old.rolling is not None and new.rolling is not None:
+        kept, other = old.rolling.definition, new.rolling.definition
+        if kept.offset != other.offset or kept.lag + kept.retention > other.lag + other.retention:
+            return False
     if old.windows is None or new.windows is None:
         rolling = [() if one.rolling is None else one.rolling.definition.windows for one in (old, new)]
         known, found = ({window.name: window for window in windows} for windows in rolling)
