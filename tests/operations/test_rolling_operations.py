@@ -23,6 +23,7 @@ from mapstate.cli.commands import app
 from mapstate.cli.export import FORMATS
 from mapstate.errors import StateNotFoundError, UsageError, WindowGoneError
 from mapstate.operations.adopt import adopt
+from mapstate.operations.advance import advance
 from mapstate.operations.doctor import examine, recount, window_findings
 from mapstate.operations.drop import drop
 from mapstate.operations.export import export
@@ -30,6 +31,7 @@ from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit
 from mapstate.protocol.stored_ledger import LEDGER_KEY, read_ledger
+from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.serializers.tiles import Tiles, tiles_of
 
@@ -133,23 +135,40 @@ def test_watch_shows_the_windows(url):
 
 def test_an_advance_says_which_tiles_may_be_joined_where_a_watermark_stands(url):
     """A begin takes the operator's word, so the batch that could not be written is."""
-    state = of_batches(url)
+    state = of_batches(url, lag=100)
     done = run("advance", url, "s", "--back-to", "5", "--yes")
     assert (done.exit_code, "cannot be put back" in done.stderr) == (2, True), done.stderr
-    done = run("advance", url, "s", "--to", "500", "--yes")
+    done = run("advance", url, "s", "--to", "120", "--yes")
     assert (done.exit_code, "can be read from then on" in done.stderr + done.stdout) == (0, True), done.stderr
     (found,) = [one for one in examine(url, "s") if one.subject == "watermark"]
-    assert found.found.endswith("and the next batch advances it to 500")
+    assert found.found.endswith("and the next batch advances it to 120")
     attempted = state.attempt(("a", 130, 1))
     with open_reader(url, "s") as reader:
-        assert reader.get("a", at="watermark") == state.right("a", 500)  # though no commit has it
+        assert reader.get("a", at="watermark") == state.right("a", 120)  # though no commit has it
         with pytest.raises(WindowGoneError):
-            reader.get("a", at=490)
+            reader.get("a", at=110)
     state.commit(attempted, ("a", 130, 1))
     with open_reader(url, "s") as reader:
-        assert reader.watermark().time == 500
-        assert {key: reader.get(key) for key in "abc"} == {key: state.right(key, 501, live=True) for key in "abc"}
+        assert reader.watermark().time == 120
+        assert {key: reader.get(key) for key in "abc"} == {key: state.right(key, 131, live=True) for key in "abc"}
     assert "mapstate get" in run("windows", url, "s", "a").stderr
+
+
+def test_no_advance_goes_beyond_the_rows_where_times_are_numbers(url):
+    """They have no clock, and the watermark of rolling windows cannot be put back."""
+    state = of_batches(url, lag=100)
+    before = state.store.load()
+    with pytest.raises(UsageError, match="up to the latest row, 126"):
+        advance(url, "s", 127)
+    assert state.store.load() == before
+    assert advance(url, "s", 126).to == 126
+    with pytest.raises(UsageError, match="window that can still be asked for"):
+        advance(url, "s", 3, back=True)
+    (found,) = [one for one in examine(url, "s") if one.subject == "watermark"]
+    assert found.severity == "ok"
+    kept = msgspec.structs.replace(state.record.rolling, least=500)
+    (found,) = window_findings(msgspec.structs.replace(state.record, rolling=kept))
+    assert (found.severity, "the latest row is of 126" in found.found) == ("warning", True)
 
 
 def test_the_doctor_says_that_a_watermark_stands(url):
@@ -498,6 +517,18 @@ def test_records_of_tiles_are_not_adopted(url):
     with pytest.raises(UsageError):
         adopt(url, "s", **schema, owner=None, serializer=state.form)
     check(url, state)
+
+
+def test_a_page_of_removed_keys_is_not_taken_for_tiles(url):
+    """They have the same form in any state."""
+    store = resolve(url).open("lost")
+    form = serializer(form_of(url))
+    records = [[7, None, None], [8, None, None]]
+    if form.native:
+        records = [[None, None, 7], [None, None, 8]]
+    store.multi_put(["a", "b"], records if form.native else form.encode_all(records))
+    schema: Any = {"type": "opaque", "keys": (KeyField("k", "string"),), "fields": (Field("n", "Sum(n)", "bigint"),)}
+    assert adopt(url, "lost", **schema, owner=None, serializer=form_of(url)).records == 2
 
 
 def test_a_record_of_a_removed_key_is_read_back(url):

@@ -123,9 +123,11 @@ def _check_plain(state: str, part: list[StoreKey], data: Sequence[Any], in_tiles
     if all(one is None for one in data):
         return
     try:
-        in_tiles.loads(part, data)
+        records = in_tiles.loads(part, data)
     except CorruptRecordError:
         return
+    if not any(record is not None and (record[1], record[2]) != (None, None) for record in records):
+        return  # keys that are removed have the same form in any state
     raise UsageError(
         f"state {state!r} has rolling windows, and which they are was in the ledger alone. Nothing was written. "
         "Restore the store from a backup, or start the windows under another name."

@@ -391,9 +391,18 @@ def _inputs(ledger: LedgerRecord) -> Finding:
 
 
 def _rolling_behind(record: RollingRecord, done: WindowCommit, at: str) -> Finding | None:
-    """A watermark that stands while rows come: tiles are not joined, until a key has too many."""
+    """A watermark that stands while rows come, so that tiles are not joined, or one beyond all rows."""
     definition = record.definition
     shortest = min(window.length for window in definition.windows if window.length)
+    if definition.type == "bigint" and done.newest is not None and max(done.watermark, record.least) > done.newest:
+        return Finding(
+            "warning",
+            "watermark",
+            f"{at}, and the latest row is of {done.newest}",
+            "no watermark beyond the rows: numbers have no clock",
+            "An operator has advanced it too far, and it cannot be put back. Rows until then count in a lifetime, "
+            "and in windows that can still be asked for. Start the windows under another name, or reset the state.",
+        )
     if done.newest is None or done.newest - done.watermark <= definition.lag + shortest:
         return None
     newest = time_text(done.newest, definition.type)

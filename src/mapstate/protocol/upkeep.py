@@ -19,7 +19,7 @@ from mapstate.protocol.ledger_record import (
 )
 from mapstate.protocol.rolling import RollingRecord
 from mapstate.protocol.transitions import check_in_flight, dead_up_to
-from mapstate.protocol.windows import LATEST, PaneChange, WindowCommit, WindowsRecord
+from mapstate.protocol.windows import LATEST, NEVER, PaneChange, WindowCommit, WindowsRecord
 from mapstate.schema import Field, KeyField, time_text
 
 
@@ -287,6 +287,13 @@ def advance(
             f"state {ledger.state!r}: the watermark is at {time_text(now, kind)} already, so it cannot be moved to "
             f"{time_text(to, kind)}. Nothing was written. --to moves it forward only, --back-to back only."
         )
+    if isinstance(after, RollingRecord) and kind == "bigint" and to > _latest_row(ledger):
+        raise UsageError(
+            f"state {ledger.state!r} has no row of {time_text(to, kind)} or later, and numbers have no clock: "
+            "rows until then would be too old where there is no lifetime, for good. Nothing was written. Advance it up "
+            f"to the latest row{'' if _latest_row(ledger) == NEVER else f', {_latest_row(ledger)}'}.",
+            state=ledger.state,
+        )
     if back_at is not None and isinstance(after, WindowsRecord) and to < after.purged:
         raise UsageError(
             f"state {ledger.state!r}: the watermark cannot be put back to {time_text(to, kind)}. Windows that end at "
@@ -304,6 +311,11 @@ def advance(
     return msgspec.structs.replace(ledger, windows=after)
 
 
+def _latest_row(ledger: LedgerRecord) -> int:
+    newest = (ledger.last_windows() or WindowCommit()).newest
+    return NEVER if newest is None else newest
+
+
 def _put_back(commit: Commit | None, windows: WindowsRecord, to: int, now: int) -> Commit | None:
     if commit is None or commit.windows is None:
         return commit
@@ -315,7 +327,7 @@ def check_advance(ledger: LedgerRecord, *, back: bool = False) -> WindowsRecord 
     if ledger.rolling is not None and back:
         raise UsageError(
             f"state {ledger.state!r} has rolling windows, whose tiles before the watermark are joined: it cannot be "
-            "put back. Nothing was written. Late rows count all the same.",
+            "put back. Nothing was written. Late rows count in each window that can still be asked for.",
             state=ledger.state,
         )
     kept = ledger.windows or ledger.rolling
