@@ -406,6 +406,54 @@ def test_a_scan_ends_where_it_did_when_it_began(tmp_path, clock):
 # Beside a job
 
 
+def test_a_scan_over_a_reset_with_another_unit_is_refused(tmp_path):
+    """Its end is counted in units of the windows that were."""
+    url = f"memory://{tmp_path.name}"
+    Rolled(url, [(100, 10), LIFETIME]).batch(*(Row(1000, f"u{at:02}") for at in range(40)))
+    with open_reader(url, "s") as reader:
+        pages = reader.pages_as_of(5, at=1200)
+        assert next(pages).end == 1200
+        Rolled(url, [(100, 1), LIFETIME], owner="q2", on_new_owner="reset").batch(
+            *(Row(1000, f"u{at:02}") for at in range(40))
+        )
+        with pytest.raises(StaleBatchError, match="Scan it from the start"):
+            list(pages)
+        assert {page.end for page in reader.pages_as_of(5, at=1205)} == {1205}
+
+
+def test_a_scan_after_a_reset_is_checked_by_the_ledger_that_is_there(tmp_path):
+    url = f"memory://{tmp_path.name}"
+    job = Rolled(url)
+    for at in (1000, 1100, 1200):
+        job.batch(Row(at, "ann"))
+    with open_reader(url, "s") as reader:
+        assert len(list(reader.scan(at=1150))) == 1
+        new = Rolled(url, owner="q2", on_new_owner="reset")
+        new.batch(Row(50, "bob"))
+        right = new.right("bob", 60)
+        assert dict(reader.scan(at=60)) == {("bob",): right}
+        assert reader.to_arrow(at=60).to_pylist() == [{"user": "bob"} | right]
+        with pytest.raises(UsageError):
+            list(reader.scan(at="nonsense"))
+
+
+def test_a_scan_from_a_cursor_ends_where_the_scan_before_did(tmp_path, clock):
+    url = f"sqlite:///{tmp_path}/states.db"
+    job = Rolled(url, [(10, 5), LIFETIME], kind="timestamp", lag=60, serializer="msgpack")
+    job.batch(*(Row(at, f"u{at:02}") for at in range(20)))
+    clock.now = 30
+    with open_reader(url, "s") as reader:
+        page = next(reader.pages_as_of(5))
+        clock.now = 300
+        job.batch(Row(40, "later"))
+        assert page.end == job.time(30)
+        for at, end in ((None, 30), ("watermark", 30), (job.time(20), 20)):
+            pages = [one for one in reader.pages_as_of(5, cursor=page.cursor, at=at) if one.rows]
+            assert {one.end for one in pages} == {job.time(end)}
+            assert {key for one in pages for key, _ in one.rows}.isdisjoint(key for key, _ in page.rows)
+        assert {one.end for one in reader.pages_as_of(5) if one.rows} == {job.time(300)}
+
+
 def test_an_attempt_is_seen_once_it_is_committed_and_one_that_died_never(url, opened):
     draw, job = random.Random(3), made(url, retention=15)
     with opened(url, "s") as reader, opened(url, "s") as kept_open:
@@ -571,6 +619,8 @@ def test_a_users_own_aggregator_is_given_to_the_reader(url, opened):
         right = {"total_lifetime": sum(row.n for row in rows), "rows_10": sum(row.at > job.newest - 11 for row in rows)}
         assert reader.get("ann", columns=asked) == right
         assert dict(reader.scan(columns=asked))[("ann",)] == right
+        (row,) = [row for row in reader.to_arrow(columns=asked).to_pylist() if row["user"] == "ann"]
+        assert row == {"user": "ann"} | right
         with pytest.raises(UsageError):
             reader.get("ann", columns=["names_10"])
         with pytest.raises(UnknownColumnError, match="it has names_10, "):

@@ -5,16 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
 from openapi_spec_validator import validate
+from rolled import Rolled as OfRows
+from rolled import Row
 from rolling import HOURS, MINUTE, T0, TENS, Rolled
 from service import client_of, problem
 from states import Job, made_of_one_batch
 
+from mapstate import LIFETIME, ApproxPercentiles, Count
+from mapstate.aggregators.aggregator import CombinerAggregator
+from mapstate.reader import rolling
 from mapstate.schema import Field, KeyField
+from mapstate.serve.drpc import PinnedStates
+from mapstate.serve.states import States
 from mapstate.values import plain
 
 ROWS = [("a", 3, 5), ("a", 8, 7), ("b", 12, 1), ("a", 21, 2), ("b", 23, 4), ("c", 24, 9)]
@@ -287,6 +295,60 @@ def test_requests_at_one_time_get_their_own_times(url, tens):
         await states.close()
 
     asyncio.run(main())
+
+
+class Names(CombinerAggregator):
+    def init(self, row: Any) -> Any:
+        return [row["n"]]
+
+    def combine(self, one: Any, other: Any) -> Any:
+        return one + other
+
+
+def test_columns_that_need_no_aggregator_of_a_user_are_served_without_it(tmp_path):
+    url = f"sqlite:///{tmp_path}/states.db"
+    job = OfRows(url, [(10, 1), LIFETIME], aggregates={"rows": Count(), "names": Names()})
+    job.batch(Row(1, "ann"), Row(2, "ann"))
+    with client_of(url) as client:
+        found = client.post("/states/s/values", json={"keys": ["ann"], "columns": ["rows_10"]})
+        assert found.json()["values"] == [{"rows_10": 2}]
+        assert client.post("/states/s/values", json={"keys": ["ann"], "columns": []}).json()["values"] == [{}]
+        head, row, *_ = lines_of(client.get("/states/s/scan?columns=rows_lifetime"))
+        assert (head["keys"], row["value"]) == (1, {"rows_lifetime": 2})
+        assert "aggregators=" in problem(client.get("/states/s/values?user=ann"), 400)
+
+
+def test_reads_whose_sketches_are_joined_at_random_have_no_tag(tmp_path):
+    url = f"sqlite:///{tmp_path}/states.db"
+    for state, own, tagged in (("s", Count(), True), ("p", ApproxPercentiles("n", [0.5]), False)):
+        OfRows(url, [(10, 1), LIFETIME], state=state, aggregates={"own": own}).batch()
+        with client_of(url) as client:
+            found = client.get(f"/states/{state}/values?user=ann")
+            assert ("etag" in found.headers, found.headers["cache-control"] == "no-store") == (tagged, not tagged)
+
+
+def test_the_reads_of_a_call_have_one_now(tmp_path, monkeypatch):
+    url, clock = f"sqlite:///{tmp_path}/states.db", SimpleNamespace(now=30)
+    monkeypatch.setattr(rolling, "time", SimpleNamespace(time_ns=lambda: clock.now * 1_000_000_000))
+    job = OfRows(url, [(10, 1), LIFETIME], kind="timestamp", aggregates={"rows": Count()})
+    job.batch(*(Row(at, "ann") for at in range(30)))
+
+    def function(states: PinnedStates) -> list[Any]:
+        found = [states["s"].get("ann")]
+        clock.now = 36
+        found += [states["s"].get("ann"), states["s"].get("ann", at="watermark")]
+        states.begin()
+        return [*found, states["s"].get("ann")]
+
+    async def main() -> list[Any]:
+        opened = States(url)
+        try:
+            return await asyncio.to_thread(function, PinnedStates(opened))
+        finally:
+            await opened.close()
+
+    first, second, marked, later = (one["rows_10_seconds"] for one in asyncio.run(main()))
+    assert (first, second, marked, later) == (10, 10, 10, 4)
 
 
 def test_a_value_out_of_its_range_fails_alone(url):

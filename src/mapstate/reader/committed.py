@@ -83,6 +83,10 @@ class Opened(NamedTuple):
         """The fields that readers see. Raises UsageError for a user's own aggregator that rolling windows need."""
         return self.shown if isinstance(self.shown, Fields) else self.shown.all.fields
 
+    def chosen(self, columns: Sequence[str] | None) -> Fields:
+        """The same of a call that asks for some columns. Raises UsageError for those alone."""
+        return self.shown if isinstance(self.shown, Fields) else self.shown.of(columns).fields
+
     @property
     def columns(self) -> list[str]:
         """The names of these fields."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +17,7 @@ from mapstate.aggregators.tiles import Answers
 from mapstate.errors import (
     AggregatorError,
     SerializationError,
+    StaleBatchError,
     UnknownColumnError,
     UsageError,
     ValueOverflowError,
@@ -41,6 +44,7 @@ At = Time | Literal["watermark"] | Sequence[Time] | End | None
 Ends = Sequence[End]
 """For each key where its windows end."""
 
+_END_IN_CURSOR = re.compile(r"(-?\d{1,20})\.([01])~", re.ASCII)
 _NO_LIST = (str, bytes, bytearray, memoryview, Mapping, AbstractSet)
 _EARLIER_TIMES = "Ask for a later time; a longer retention= keeps earlier ones from then on."
 _A_LONG_SCAN = "The scan took longer than lag and retention keep its end: give a retention= as long as a scan takes."
@@ -76,6 +80,13 @@ class RollingFields:
             found = self._chosen[tuple(columns)] = self._made(columns)
         return found
 
+    def is_readable(self, name: str) -> bool:
+        """Whether the reader has what a column needs."""
+        at = next(at for one, at, _ in self._places if one == name)
+        with suppress(UsageError):
+            return bool(joins_of([self._fields[at]], self._aggregators).fields)
+        return False
+
     def _made(self, columns: Sequence[str] | None) -> Answers:
         asked = {at for name, at, _ in self._places if columns is None or name in columns}
         joined = [field for at, field in enumerate(self._fields) if at in asked]
@@ -100,6 +111,7 @@ class Asked:
         self._at: Any = at_given(at)
         self._now = time.time_ns() // 1000 if now is None else now
         self._scan: End | None = at if isinstance(at, End) else None
+        self._grid: tuple[Any, ...] | None = None  # in which the end of a scan is counted
 
     def check_plain(self) -> None:
         """Raises UsageError where a time is asked of a state without rolling windows."""
@@ -114,9 +126,17 @@ class Asked:
     def ends(self, record: RollingRecord, done: WindowCommit, mark: int, keys: int) -> Ends:
         """Where the windows of each key end: after a commit, and with a final mark.
 
-        Raises WindowGoneError, and UsageError for no time.
+        Raises WindowGoneError, UsageError for no time, and StaleBatchError in a scan whose units are others now.
         """
         definition, at = record.definition, self._at
+        grid, before = (definition.type, definition.unit, definition.offset), self._grid
+        self._grid = grid
+        if self._scan is not None and before not in (None, grid):
+            raise StaleBatchError(
+                f"state {self.state!r} was made anew with rolling windows of another unit while it was scanned. "
+                "Nothing more was given out. Scan it from the start.",
+                state=self.state,
+            )
         if self._scan is not None:
             ends: Ends = [self._scan] * keys
         elif at is None:
@@ -160,6 +180,20 @@ class Asked:
             return None
         times = {end: end_time(ledger, end) for end in set(ends)}
         return [times[end] for end in ends]
+
+    def with_end(self, cursor: str | None) -> str | None:
+        """A cursor that has the end of this scan, too."""
+        return f"{self._scan.unit}.{self._scan.until - self._scan.unit}~{cursor}" if cursor and self._scan else cursor
+
+    def resumed(self, cursor: str | None) -> str | None:
+        """A cursor without its end, where this scan ends unless it has a time of its own."""
+        found = _END_IN_CURSOR.match(cursor or "")
+        if cursor is None or found is None:
+            return cursor
+        if self._at in (None, "watermark"):
+            unit = int(found[1])
+            self._scan = End(unit, unit + int(found[2]))
+        return cursor[found.end() :]
 
     def keep_end(self, ends: Ends | None) -> None:
         """Later pages of this scan end where this one does."""
@@ -260,6 +294,15 @@ def end_time(ledger: LedgerRecord, end: End) -> Time | None:
     return clamped(time, definition.type) if time > NEVER else None
 
 
+def now_of(ledger: LedgerRecord, time: Time | None) -> End | None:
+    """The end of an answer as of now, for later answers that shall end there; None for one before any row."""
+    if ledger.rolling is None or time is None:
+        return None
+    definition = ledger.rolling.definition
+    unit = definition.units(number_of_caller(time, definition.type, ledger.state))
+    return End(unit, unit + 1)
+
+
 def earliest_end(record: RollingRecord) -> Time | None:
     """The earliest time that can be asked for; None for any."""
     definition = record.definition
@@ -273,6 +316,14 @@ def shown_fields(
     if ledger.rolling is None:
         return results_of(ledger.fields, aggregators)
     return RollingFields(ledger, ledger.rolling, aggregators).of(columns).fields
+
+
+def readable_fields(ledger: LedgerRecord, aggregators: Mapping[str, Aggregator], columns: Sequence[str] = ()) -> Fields:
+    """`shown_fields`, without columns that need an aggregator of a user's which is lacking, but with ``columns``."""
+    if ledger.rolling is None:
+        return results_of(ledger.fields, aggregators)
+    shown = RollingFields(ledger, ledger.rolling, aggregators)
+    return shown.of([name for name in shown.names if name in columns or shown.is_readable(name)]).fields
 
 
 def check_columns(state: str, columns: Sequence[str], known: Sequence[str]) -> None:

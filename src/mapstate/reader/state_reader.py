@@ -12,7 +12,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import check_state_name
 from mapstate.backing_map import Backend
-from mapstate.errors import KeyEncodingError
+from mapstate.errors import KeyEncodingError, UnknownColumnError, UsageError, WindowGoneError
 from mapstate.findings import Unreadable
 from mapstate.keys import Key, StoreKey, contains_none
 from mapstate.maps.serialized import Room
@@ -228,7 +228,8 @@ class StateReader:
         """`pages`, each with the ledger as of which it is, and a cursor from which another scan goes on.
 
         A cursor is a ``cursor`` of another page of this state, from any process; the scan has what is behind that page.
-        Such a scan does not compare the number of keys with the ledger's. A page may be empty.
+        Rolling windows end where those of that page do, unless ``at`` is a time. Such a scan does not compare the
+        number of keys with the ledger's. A page may be empty.
 
         Raises the errors of `scan`; UsageError for a text that is no cursor of this state, or one from before the state
         was reset or made anew; and StoreUnavailableError where the store has been restarted since, if its cursors end
@@ -237,7 +238,7 @@ class StateReader:
         return self._pages(page_size, self._asked(columns, at), cursor)
 
     def _pages(self, page_size: int, asked: Asked, cursor: str | None) -> Iterator[ScanPage]:
-        count = self._start_count()
+        count, cursor = self._start_count(), asked.resumed(cursor)
         pages = self._reads.pages(page_size, cursor)
         return self._scanned(pages, count if count.held is not None and not cursor else None, asked, cursor)
 
@@ -302,7 +303,7 @@ class StateReader:
         asked = self._asked(columns, at)
         opened = self._reads.opened(newest=True)
         names = None if asked.columns is None else [*(key.name for key in opened.keys.fields), *asked.columns]
-        made = Columns(opened.keys.fields, opened.fields, names)
+        made = Columns(opened.keys.fields, opened.chosen(asked.columns), names)
         count = self._start_count()
         pages = self._found(self._reads.pages(page_size), count if count.held is not None else None, asked)
         return made.table(made.batch(keys, fields, values) for _, fields, keys, values, *_ in pages)
@@ -375,13 +376,16 @@ class StateReader:
         """What a scan asks. Raises UnknownColumnError for columns that the newest ledger lacks, and errors of `At`."""
         asked = self._ask(at=at, columns=columns)
         asked.check_scan()
-        self._reads.ends(self._reads.opened().ledger, asked, 1)
-        if asked.columns is not None:
-            known = self._reads.opened().columns
-            if not set(asked.columns) <= set(known):
-                known = self._reads.opened(newest=True).columns
-            check_columns(self._state, asked.columns, known)
+        try:
+            self._check_scan(asked, self._reads.opened())
+        except (UnknownColumnError, UsageError, WindowGoneError):  # of the ledger that was read last
+            self._check_scan(asked, self._reads.opened(newest=True))
         return asked
+
+    def _check_scan(self, asked: Asked, opened: Opened) -> None:
+        self._reads.ends(opened.ledger, asked, 1)
+        if asked.columns is not None:
+            check_columns(self._state, asked.columns, opened.columns)
 
     def _scanned(
         self, pages: Iterator[Listed], count: KeyCount | None, asked: Asked, cursor: str | None
@@ -391,7 +395,7 @@ class StateReader:
             problem = unreadable.error() if unreadable.count else None
             times = asked.times(opened.ledger, ends and ends[:1])
             rows = list(zip(keys, asked.named(fields, values), strict=True))
-            yield ScanPage(rows, opened.ledger, behind, problem, times[0] if times else None)
+            yield ScanPage(rows, opened.ledger, asked.with_end(behind), problem, times[0] if times else None)
 
     def _found(
         self,

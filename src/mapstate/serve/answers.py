@@ -23,7 +23,7 @@ from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.rolling import RollingRecord
 from mapstate.reader.committed import mark_of
 from mapstate.reader.forms import JsonKeys, JsonRows, time_asked, typed_keys
-from mapstate.reader.rolling import earliest_end, shown_fields
+from mapstate.reader.rolling import earliest_end, readable_fields
 from mapstate.reader.times import Time, shown_time
 from mapstate.schema import KeyField
 from mapstate.values import plain
@@ -106,10 +106,17 @@ def as_of_end(ledger: LedgerRecord, end: Time | Sequence[Time | None] | None) ->
 
 def _tag_of(ledger: LedgerRecord) -> str | None:
     """The ETag of all that is read under this ledger, None where values may change without a commit."""
-    if ledger.type != "opaque" or ledger.has_had_ttl:
+    if ledger.type != "opaque" or ledger.has_had_ttl or _joins_at_random(ledger):
         return None
     contents = (*ledger.contents(), ledger.field_counts, as_of(ledger))
     return f'"{blake2b(repr(contents).encode(), digest_size=9).hexdigest()}"'
+
+
+def _joins_at_random(ledger: LedgerRecord) -> bool:
+    """Whether two reads of the same records may differ: joining KLL sketches draws at random."""
+    joins = ledger.rolling is not None or (ledger.windows is not None and ledger.windows.definition.has_parts)
+    names = [field.aggregator for field in ledger.fields]
+    return any("ApproxPercentiles(" in name and (joins or name.startswith("CountWindows")) for name in names)
 
 
 def _is_known(request: Request, tag: str | None) -> bool:
@@ -161,7 +168,7 @@ class Forms(JsonRows):
     """Keys and values of one schema as JSON; keys of a window apart, which lack its time."""
 
     def __init__(self, ledger: LedgerRecord, aggregators: Mapping[str, Aggregator]) -> None:
-        super().__init__(ledger.keys, shown_fields(ledger, aggregators), aggregators)
+        super().__init__(ledger.keys, readable_fields(ledger, aggregators), aggregators)
         self.of_window = JsonRows(ledger.keys[1:], ledger.fields, aggregators)
         self.asked_in = JsonKeys(ledger.keys).asked
 

@@ -15,9 +15,10 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from mapstate.errors import ConfigurationError, MapStateError, StaleBatchError, check_range, cut
-from mapstate.reader.rolling import At
+from mapstate.reader.rolling import At, End, now_of
+from mapstate.reader.scans import Answer
 from mapstate.serve.answers import Busy, Problem, body_of, line
-from mapstate.serve.states import States, Values
+from mapstate.serve.states import States
 from mapstate.urls import LIKE_A_URL
 from mapstate.values import plain
 
@@ -76,8 +77,8 @@ def _said(error: Exception) -> str:
 class Functions:
     """Functions of a module over readers: ``def reach(states, args)``. ``states["visits"]`` has ``get``, ``multi_get``.
 
-    All reads of one call are as of one batch of each opaque state. Where a batch is committed in between, the call is
-    repeated, so a function must do nothing but read.
+    All reads of one call are as of one batch of each opaque state, whose rolling windows end at one now. Where a batch
+    is committed in between, the call is repeated, so a function must do nothing but read.
     """
 
     def __init__(self, states: States, module: str) -> None:
@@ -134,7 +135,7 @@ class PinnedStates:
 
     def __init__(self, states: States) -> None:
         self._opened, self._loop = states, asyncio.get_running_loop()
-        self._last: Future[Values] | None = None
+        self._last: Future[Answer] | None = None
         self._have_ended = False
         self.begin()
 
@@ -152,7 +153,7 @@ class PinnedStates:
     def __getitem__(self, name: str) -> _Pinned:
         return self._states.setdefault(name, _Pinned(self, name))
 
-    def multi_get_as_of(self, name: str, keys: Sequence[Any], columns: Sequence[str] | None, at: At) -> Values:
+    def multi_get_as_of(self, name: str, keys: Sequence[Any], columns: Sequence[str] | None, at: At) -> Answer:
         self._last = read = asyncio.run_coroutine_threadsafe(self._read(name, keys, columns, at), self._loop)
         if self._have_ended:
             read.cancel()
@@ -161,26 +162,30 @@ class PinnedStates:
         except CancelledError:  # becomes one that is no Exception: no function goes on with another read
             raise asyncio.CancelledError from None
 
-    async def _read(self, name: str, keys: Sequence[Any], columns: Sequence[str] | None, at: At) -> Values:
+    async def _read(self, name: str, keys: Sequence[Any], columns: Sequence[str] | None, at: At) -> Answer:
         try:
-            return (await (await self._opened.state(name)).merged.answer(keys, columns=columns, at=at))[:2]
+            return await (await self._opened.state(name)).merged.answer(keys, columns=columns, at=at)
         except MapStateError as error:
             await self._opened.lose_if_gone(name, error)
             raise
 
 
 class _Pinned:
-    """One state as of the batch of the call's first read."""
+    """One state as of the batch, and of the now, of the call's first read."""
 
     def __init__(self, states: PinnedStates, name: str) -> None:
         self._states = states
         self._name = name
         self._contents: tuple[Any, ...] | None = None
+        self._now: End | None = None  # where the first read's rolling windows end
 
     def multi_get(
         self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None
     ) -> list[dict[str, Any] | None]:
-        values, ledger = self._states.multi_get_as_of(self._name, keys, columns, at)
+        at = self._now if at is None else at
+        values, ledger, ends = self._states.multi_get_as_of(self._name, keys, columns, at)
+        if at is None and ends:
+            self._now = now_of(ledger, ends[0])
         if ledger.type == "opaque":
             contents = ledger.contents()
             if self._contents not in (None, contents):

@@ -23,7 +23,7 @@ from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.reader.aliased import version_of
 from mapstate.reader.async_reader import AsyncStateReader, open_async_reader
 from mapstate.reader.capabilities import EventLoops
-from mapstate.reader.rolling import At, at_given, check_times, columns_given, keys_given
+from mapstate.reader.rolling import At, End, at_given, check_times, columns_given, keys_given
 from mapstate.reader.scans import Answer
 from mapstate.reader.times import Time
 from mapstate.reader.windows import Window
@@ -47,7 +47,7 @@ class _Waiting(NamedTuple):
     @property
     def kind(self) -> tuple[Any, ...]:
         """What is equal for requests that can be read together: all now, all at the watermark, or all at times."""
-        return self.columns, self.at if self.at is None or isinstance(self.at, str) else "times"
+        return self.columns, self.at if self.at is None or isinstance(self.at, str | End) else "times"
 
     def times(self) -> list[Any]:
         """A time for each key."""
