@@ -74,7 +74,10 @@ def swap(
                 "after the other, so for a moment readers of two names may read versions that do not belong together."
             )
         done: list[Swapped] = []
-        for part in [list(to)] if len(commit_domains(places)) == 1 else [[name] for name in to]:
+        parts = [list(to)] if len(commit_domains(places)) == 1 else [[name] for name in to]
+        for name in to if len(parts) > 1 else ():  # what one refuses stops all
+            _planned(store_of, lambda one: store_of(one).load(), name, to[name], drops, max_lag=max_lag, force=force)
+        for part in parts:
             while True:  # another turn means that an alias was swapped, or a batch came, meanwhile
                 load = cache(lambda name: store_of(name).load())  # a version may be of two names
                 planned = [
