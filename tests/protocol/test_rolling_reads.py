@@ -22,6 +22,7 @@ from mapstate.aggregators.aggregator import CombinerAggregator, ReducerAggregato
 from mapstate.backends import resolve
 from mapstate.errors import (
     AggregatorError,
+    CorruptRecordError,
     StaleBatchError,
     UnknownColumnError,
     UsageError,
@@ -29,8 +30,9 @@ from mapstate.errors import (
     WindowGoneError,
 )
 from mapstate.keys import KeyCodec
+from mapstate.operations.doctor import examine
 from mapstate.reader import StateReader, open_reader, rolling
-from mapstate.serializers import tiles
+from mapstate.serializers import serializer, tiles
 
 USERS = ["ann", "bob", "cyd", "eve"]
 
@@ -517,6 +519,37 @@ def test_the_keys_of_an_answer_are_of_one_batch(tmp_path, place):
             assert reader.multi_get(USERS) in right
         assert reader.multi_get(USERS) == right[-1]
     assert len(right) == 5
+
+
+UNITS = b"\0" * 8  # the first unit
+
+
+@pytest.mark.parametrize(
+    ("value", "undo"),
+    [
+        ([None, UNITS + b"b\x00\x02\x01", b"b\x01\x01\x01"], None),
+        ([None, UNITS + b"b\x00\x01\x01", b"b\x01\x01\x01"], None),
+        ([None, UNITS + b"b\x00", b"b\x01"], [[77], None, UNITS + b"b", b"b"]),
+        ([None, UNITS + b"b\x00", b"b\x01"], [[None], None, UNITS + b"b", b"b"]),
+        ([None, UNITS + b"b\x00", b"b\x01"], [[0], None, UNITS + b"b\x05\x03", b"b\x01\x01"]),
+        ([True, [0, 2, -1], [1, 1, 1, 1]], None),
+    ],
+)
+@pytest.mark.parametrize("keys", [["bad"], ["ann"] * 20 + ["bad"]])
+def test_a_damaged_record_is_an_error_with_its_key(tmp_path, value, undo, keys):
+    """Tiles that are out of order, and an undo of tiles that are not there, while a batch runs."""
+    job = Rolled(f"memory://{tmp_path.name}", [(10, 1), LIFETIME], serializer="msgpack", aggregates={"n": Count()})
+    job.batch(Row(1, "ann"))
+    job.attempt(Row(2, "ann"))
+    txid = job.record.in_flight.txid if undo else job.record.last_txid
+    job.store.multi_put(["bad"], serializer("msgpack").encode_all([[txid, value, undo]]))
+    with open_reader(job.backend, "s") as reader:
+        with pytest.raises(CorruptRecordError, match="key 'bad'"):
+            reader.multi_get(keys)
+        with pytest.raises(CorruptRecordError, match="key 'bad'"):
+            list(reader.scan())
+        assert reader.get("ann")["n_10"] == 1
+    assert [one.severity for one in examine(job.backend, "s") if "'bad'" in one.found] == ["error"]
 
 
 def test_what_was_read_latest_has_the_rows_of_the_attempt(url, opened):

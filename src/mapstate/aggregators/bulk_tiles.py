@@ -49,7 +49,9 @@ class ManyTiles:
         self._after: list[Any] = [value.after if isinstance(value, Earlier) else value for value in values]
         undos = [(at, value.undo()) for at, value in enumerate(values) if isinstance(value, Earlier)]
         self._back = [undo.back for _, undo in undos]
-        self.fits = all(isinstance(back, StoredTiles) for back in self._back)
+        self.fits = all(isinstance(back, StoredTiles) for back in self._back) and not any(
+            BASE in undo.gone and self._after[at].base is None for at, undo in undos
+        )
         if not self.fits:
             return
         self._bases = [one.base for one in self._after]
@@ -70,14 +72,18 @@ class ManyTiles:
             return
         self._origins = np.arange(len(values)) * self._span
         self._keys = self._place(owners, units)
+        are_ascending = bool((np.diff(self._keys) > 0).all())
         self._order = None
         if undos:
             undone = self._place(of_back, back)
             out = np.concatenate([undone, self._place(of_lost, lost)])
+            has_all = np.isin(out[len(undone) :], self._keys).all()
             self._kept = np.flatnonzero(~np.isin(self._keys, out))
             keys = np.concatenate([self._keys[self._kept], undone])
             self._order = np.argsort(keys, kind="stable")
             self._keys = keys[self._order]
+            are_ascending = are_ascending and bool(has_all and (np.diff(undone) > 0).all())
+        self.fits = are_ascending  # else a loop finds which key is damaged
 
     def _units(self, owners: Sequence[int], tiles: Sequence[StoredTiles]) -> tuple[Any, Any, Any]:
         np, starts = self._np, [one.starts for one in tiles]

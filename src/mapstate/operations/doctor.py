@@ -29,6 +29,7 @@ from mapstate.reader.scans import read_reports
 from mapstate.reader.windows import WindowReads
 from mapstate.schema import number_of, span_text, time_text
 from mapstate.serializers import serializer
+from mapstate.serializers.tiles import tiles_of
 
 _MOST_DEAD = 1000
 _PAGE = 1000
@@ -266,7 +267,9 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
         for key in own:
             try:
                 key_codec.decode(key)
-            except errors.KeyEncodingError as error:
+                if ledger.rolling is not None:
+                    _ = [*map(tiles_of, present[key][1:])]
+            except (CorruptRecordError, errors.KeyEncodingError) as error:
                 unreadable.add([str(key)], error)
         if ledger.type != "non-transactional":
             _check_txids(store, ledger, present, newer, older)

@@ -16,6 +16,7 @@ from mapstate.aggregators.results import joins_of, results_of
 from mapstate.aggregators.tiles import Answers
 from mapstate.errors import (
     AggregatorError,
+    CorruptRecordError,
     SerializationError,
     StaleBatchError,
     UnknownColumnError,
@@ -206,7 +207,7 @@ class Asked:
             check_columns(self.state, self.columns, fields.names)
         try:
             return answers.fields, answers.values(values, ends)
-        except (AggregatorError, SerializationError, ValueOverflowError) as error:
+        except (AggregatorError, CorruptRecordError, SerializationError, ValueOverflowError) as error:
             for text, value, end in zip(texts, values, ends, strict=True):
                 try:
                     answers.values([value], [end])

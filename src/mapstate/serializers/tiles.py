@@ -17,10 +17,11 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from operator import is_not
+from operator import is_not, lt
 from struct import pack, unpack_from
 from typing import Any, NamedTuple
 
+from mapstate.errors import CorruptRecordError
 from mapstate.schema import Field, StateType
 from mapstate.serializers.packed import packed, packed_count, unpacked
 from mapstate.serializers.value_types import INTEGERS, TXID, Convert, WireForm, from_wire, to_wire, wire_type
@@ -74,7 +75,7 @@ class StoredTiles:
         if self._tiles is not None:
             return self._tiles
         (first,) = unpack_from("<q", self.starts)
-        starts = [*map(first.__add__, unpacked(self.starts[8:]))]
+        starts = _checked([*map(first.__add__, unpacked(self.starts[8:]))])
         columns = [unpacked(column) if type(column) is bytes else [*column] for column in self.columns]
         if self.base is not None:
             starts.insert(0, BASE)
@@ -101,6 +102,8 @@ class Earlier:
         (starts, columns), (gone, stored) = tiles_of(self.after), self.undo()
         starts, columns, back = list(starts), [list(column) for column in columns], tiles_of(stored)
         for start in gone:
+            if start not in starts:
+                raise damaged()
             at = starts.index(start)
             for column in (starts, *columns):
                 del column[at]
@@ -120,8 +123,25 @@ class Earlier:
 
 
 def tiles_of(value: Any) -> Any:
-    """The tiles of a value that was read, or of a committed one, as the one rule gives it; None for an absent key."""
+    """The tiles of a value that was read, or of a committed one, as the one rule gives it; None for an absent key.
+
+    Raises CorruptRecordError for tiles that are out of order, and an undo of tiles that are not there.
+    """
     return value.tiles() if isinstance(value, StoredTiles | Earlier) else value
+
+
+def damaged() -> CorruptRecordError:
+    """The error of tiles, or of an undo, that no batch has written. Who has the key names it."""
+    return CorruptRecordError(
+        "tiles are out of order, or an undo takes away tiles that are not there: the record was damaged, or written by "
+        "another program. Restore it from a backup."
+    )
+
+
+def _checked(starts: list[int]) -> list[int]:
+    if not all(map(lt, starts, starts[1:])):
+        raise damaged()
+    return starts
 
 
 def undo_of(before: Tiles, after: Tiles) -> Undo:
@@ -224,7 +244,7 @@ class TileLayout:
                 for convert, column in zip(self._from_wire, columns, strict=True)
             ]
         if type(base) is bool:
-            return Tiles([*([BASE] if base else []), *accumulate(starts)], [*own])
+            return Tiles(_checked([*([BASE] if base else []), *accumulate(starts)]), [*own])
         if self._converts and base is not None:
             pairs = zip(self._from_wire, base, strict=True)
             base = [value if convert is None else convert(value) for convert, value in pairs]
