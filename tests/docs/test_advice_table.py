@@ -59,6 +59,9 @@ ADVICE: dict[str, str] = {
         protocol/test_seeding.py::test_a_crash_costs_one_attempt_and_a_lost_reply_nothing
         protocol/test_seeding.py::test_a_call_without_the_list_of_the_seed_is_refused
         protocol/test_seeding.py::test_nobody_else_counts_on_a_seed_that_is_not_complete""",
+    "life#the-commands-of-a-job": """
+        spark/test_commands.py::test_a_job_is_seeded_run_and_corrected_by_its_commands
+        spark/test_commands.py::test_what_a_job_cannot_do_ends_with_2_and_the_message""",
     "life#correct": """
         spark/test_correct.py::test_it_is_there_once_after_a_crash_at_each_write
         spark/test_correct.py::test_a_key_without_rows_is_gone_and_more_than_was_counted_is_refused""",
