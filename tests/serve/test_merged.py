@@ -15,6 +15,8 @@ from mapstate.reader.scans import Answer
 from mapstate.serve import states as merged_module
 from mapstate.serve.states import MergedReads
 
+GONE = 404  # a time that is gone
+
 
 class CountingReader:
     """A reader that is slow, and says how often it was asked for how many keys."""
@@ -30,10 +32,10 @@ class CountingReader:
         if "away" in keys:
             raise StoreUnavailableError("away")
         if isinstance(at, list):
-            if "gone" in at:
+            if GONE in at:
                 raise WindowGoneError("gone")
             return Answer([(key, time, columns) for key, time in zip(keys, at, strict=True)], None, at)
-        if at == "gone":
+        if at == GONE:
             raise WindowGoneError("gone")
         ends: list[Any] = [at or "now"] * len(keys)
         values: list[Any] = list(keys) if at is None and columns is None else [(key, at, columns) for key in keys]
@@ -154,7 +156,7 @@ def test_a_time_that_is_gone_and_a_list_that_does_not_fit_fail_alone():
     async def main():
         reader: Any = CountingReader()
         merged: Any = MergedReads(reader)
-        requests = [(["a"], 1), (["b"], "gone"), (["c", "d"], [3, 4]), (["e"], [5, 6]), ([], [])]
+        requests = [(["a"], 1), (["b"], GONE), (["c", "d"], [3, 4]), (["e"], [5, 6]), ([], [])]
         found: Any = await asyncio.gather(
             *(merged.answer(keys, at=at) for keys, at in requests), return_exceptions=True
         )
