@@ -154,7 +154,7 @@ def password_of(backend: Any) -> str | None:
 
 def _password_in_file(name: str) -> str:
     try:
-        password, trouble = Path(name).read_text(encoding="utf-8").rstrip("\r\n"), "it is empty"
+        password, trouble = Path(name).read_text(encoding="utf-8-sig").rstrip("\r\n"), "it is empty"
     except (OSError, UnicodeError) as error:
         password, trouble = "", "it is no UTF-8" if isinstance(error, UnicodeError) else str(error.strerror)
     if password:

@@ -7,19 +7,21 @@ import os
 import pickle
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import pytest
+import redis
 from one_ledger import OneLedger
 from openings import opening
 from rotation import Rotation, again_and_again
 
 from mapstate import opaque, open_async_reader, open_reader
 from mapstate.backends import resolve
-from mapstate.backends.redis import RedisBackend
+from mapstate.backends.redis import RedisBackend, problems
 from mapstate.capabilities import FenceToken
 from mapstate.errors import ConfigurationError, StoreAuthError
 from mapstate.protocol.ledger_record import Commit
@@ -56,6 +58,14 @@ class OnALoop(FromFile):
 class Fails(CredentialProvider):
     def get_credentials(self):
         raise ValueError("the client secret is s3cr3t")
+
+class Bytes(CredentialProvider):
+    def get_credentials(self):
+        return "job", b"s3cr3t"
+
+class Text(CredentialProvider):
+    def get_credentials(self):
+        return "s3cr3t"
 
 def no_provider():
     return object()
@@ -149,6 +159,13 @@ def test_a_file_that_has_the_password_later_than_the_server_is_waited_for(url, r
         late.join()
 
 
+def test_no_message_shows_the_end_of_a_password_that_begins_with_the_one_before(monkeypatch):
+    monkeypatch.setattr(problems, "SECRETS", deque(["hunter2", "hunter2-new"]))
+    error = redis.exceptions.ResponseError("wrong hunter2-new")
+    problem, _ = problems.problem_of(error, state="visits", store="h", login_changes=True)
+    assert "new" not in str(problem)
+
+
 def test_a_password_that_stays_wrong_is_refused_and_not_shown(url, rotation):
     store = resolve(f"{url}&retries=2").open("visits")
     assert store.load() is None
@@ -233,9 +250,11 @@ def test_a_module_that_a_machine_lacks_is_named(server):
         resolve(f"{server.url}?credentials=not_there:make").open("visits").load()
 
 
-def test_what_a_provider_raises_is_an_error_of_the_login_without_its_text(server, provider):
-    store = resolve(f"{server.url}?credentials={provider}:Fails&retries=1").open("visits")
-    with pytest.raises(StoreAuthError, match=rf"python -c 'import {provider}; {provider}.Fails\(\)") as caught:
+@pytest.mark.parametrize(("kind", "said"), [("Fails", "ValueError"), ("Bytes", "TypeError"), ("Text", "TypeError")])
+def test_a_provider_that_gives_no_login_is_an_error_without_its_text(kind, said, server, provider):
+    store = resolve(f"{server.url}?credentials={provider}:{kind}&retries=1").open("visits")
+    told = rf"{said}, whose .* python -c 'import {provider}; {provider}.{kind}\(\)"
+    with pytest.raises(StoreAuthError, match=told) as caught:
         store.load()
     assert "s3cr3t" not in str(caught.value) + repr(caught.value.__cause__)
 

@@ -67,7 +67,7 @@ class Login(CredentialProvider):
         if provider is None:
             return self._of_backend()
         try:
-            return _remembered(tuple(provider.get_credentials()))
+            return _remembered(provider.get_credentials())
         except Exception as error:  # noqa: BLE001  whatever a provider raises
             raise driver.AuthenticationError(_unknown_login(self._backend.credentials, error)) from None
 
@@ -78,7 +78,7 @@ class Login(CredentialProvider):
         if type(provider).get_credentials_async is CredentialProvider.get_credentials_async:
             return await asyncio.to_thread(self.get_credentials)
         try:
-            return _remembered(tuple(await provider.get_credentials_async()))
+            return _remembered(await provider.get_credentials_async())
         except Exception as error:  # noqa: BLE001  whatever a provider raises
             raise driver.AuthenticationError(_unknown_login(self._backend.credentials, error)) from None
 
@@ -91,11 +91,17 @@ class Login(CredentialProvider):
         return _remembered((user, password) if user else (password,))
 
 
-def _remembered(login: tuple[str, ...]) -> tuple[str, ...]:
-    """The login, whose password is among `SECRETS` from now on."""
+def _remembered(login: Any) -> tuple[str, ...]:
+    """User and password, or a password alone, which is among `SECRETS` from now on. Raises TypeError."""
+    if (
+        not isinstance(login, tuple | list)
+        or not 1 <= len(login) <= 2
+        or not all(isinstance(one, str) for one in login)
+    ):
+        raise TypeError
     if login[-1] and login[-1] not in SECRETS:
         SECRETS.append(login[-1])
-    return login
+    return tuple(login)
 
 
 @cache

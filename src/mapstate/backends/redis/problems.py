@@ -60,7 +60,7 @@ def problem_of(error: Exception, *, state: str, store: str, login_changes: bool)
     text = str(error).partition("discarded because of: ")[2] or str(error) or type(error).__name__
     text = _IN_SCRIPT.sub("", text)
     shown = text
-    for secret in list(SECRETS):
+    for secret in sorted(SECRETS, key=len, reverse=True):  # one may begin with another
         shown = shown.replace(secret, "***")
     shown = _ECHO.sub("", shown)
     kind, advice, may_pass = _kind(error, text)
