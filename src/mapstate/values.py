@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import sys
 from collections.abc import Iterable, Mapping
 from decimal import Decimal
 from fractions import Fraction
@@ -88,8 +89,11 @@ def difference(one: Any, other: Any) -> float:
     if are_numbers(one, other) and not isinstance(one, bool) and not isinstance(other, bool):
         if one == other or (one != one and other != other):  # noqa: PLR0124  NaN
             return 0.0
-        if math.isfinite(one) and math.isfinite(other):
-            return float(abs(Fraction(one) - Fraction(other))) or 5e-324
+        try:
+            if math.isfinite(one) and math.isfinite(other):
+                return float(abs(Fraction(one) - Fraction(other))) or 5e-324
+        except OverflowError:
+            return sys.float_info.max
         return math.inf
     kinds = [(isinstance(value, str), isinstance(value, bool)) for value in (one, other)]
     return 0.0 if kinds[0] == kinds[1] and plain(one) == plain(other) else math.inf

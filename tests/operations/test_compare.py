@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -130,7 +131,8 @@ def test_an_attempt_that_is_not_committed_is_in_motion_and_its_values_are_not_re
     for job in (old, new):
         job.batch_to(5, a=1, b=2)
     old.attempt(a=9)
-    assert numbers(compare(url, "v", "v.2")) == (1, 0, 0, 0, 1)
+    done = compare(url, "v", "v.2")
+    assert (numbers(done), done.is_equal) == ((1, 0, 0, 0, 1), True)
     old.attempt(b=9)  # and the one before is dead from now on
     old.batch_to(6, c=1)
     new.batch_to(6, c=1)
@@ -224,6 +226,9 @@ def test_what_cannot_be_compared_is_refused_before_anything_is_read(url):
         compare(url, "v", "m", fields=["n"])
     with pytest.raises(UnknownColumnError):
         compare(url, "v", "same", tolerances={"x": 1})
+    for number in ("nan", "inf", "-0.1"):
+        with pytest.raises(UsageError, match="a finite number of at least 0"):
+            compare(url, "v", "same", tolerances={"n": float(number)})
     Version(url, state="empty")
     with pytest.raises(UsageError, match="counts no batch"):
         compare(url, "v", "empty")
@@ -253,6 +258,8 @@ def test_windows_are_compared_where_they_are_final_in_both_and_gone_in_none(url)
         (True, 1, float("inf")),
         ([1, float("nan")], [1, float("nan")], 0),
         (float("inf"), float("inf"), 0),
+        (1.7e308, -1.7e308, sys.float_info.max),
+        (10**400, 1, sys.float_info.max),
     ],
 )
 def test_how_far_two_values_are_apart(one, other, apart):
@@ -367,3 +374,15 @@ def test_the_command(tmp_path):
     assert pyarrow.parquet.read_table(parquet).column("second_n").to_pylist() == [20, None, 4]
     Version(url, state="same").batch_to(5, a=1, b=2, c=3)
     assert ran("compare", url, "v", "same").exit_code == 0
+
+
+def test_the_command_does_not_succeed_where_all_keys_were_in_motion(tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    for state in ("v", "v.2"):
+        Version(url, state=state).batch_to(5, a=1, b=2)
+    Version(url, state="v.2").attempt(a=2, b=2)
+    done = compare(url, "v", "v.2")
+    assert (numbers(done), done.is_equal) == ((0, 0, 0, 0, 2), False)
+    ended = ran("compare", url, "v", "v.2")
+    assert ended.exit_code == 1
+    assert "nothing was compared" in ended.stderr

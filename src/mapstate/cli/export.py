@@ -90,7 +90,7 @@ def compare(
     sample: Annotated[str, typer.Option(metavar="PERCENT", help="of the keys, by a hash of the key: 1%")] = "100%",
     wait: Annotated[float, typer.Option(min=0, help="seconds until both have passed the further one's offsets")] = 600,
 ) -> None:
-    """Compares two versions of a state while their jobs run; exit code 1 if any key differs."""
+    """Compares two versions of a state while their jobs run; exit code 1 if any key differs, or none was compared."""
     if to is not None and LIKE_A_URL.search(to):
         raise UsageError("FILE is a local file; what was given looks like a URL, and is not shown")
     place, write = store_url(url), None if to is None else FORMATS[_format_of(to, None)]
@@ -119,6 +119,8 @@ def compare(
             first_row, second_row = (json_text(row) for row in (one.first, one.second))
             say(f"{json_text(one.key)}   {first_row}   {second_row}")
     out.has_failed = not done.is_equal
+    if done.in_motion and not any(done[:4]):
+        out.fail("all keys were in motion, so nothing was compared. Give --passes a higher number, or stop both jobs.")
 
 
 def _how(done: Compared) -> list[str]:

@@ -83,8 +83,8 @@ class Compared(NamedTuple):
 
     @property
     def is_equal(self) -> bool:
-        """Whether no compared key differs."""
-        return not (self.different or self.only_in_first or self.only_in_second)
+        """Whether no compared key differs. False if all keys were in motion: nothing was compared."""
+        return not (self.different or self.only_in_first or self.only_in_second or (self.in_motion and not self.equal))
 
 
 def compare(
@@ -112,7 +112,7 @@ def compare(
         first: A state, by its own name: no alias is followed.
         second: Another one, with the same key columns.
         fields: Those to compare; None: all that both have.
-        tolerances: By field, how far two numbers may be apart and count as equal.
+        tolerances: By field, how far two numbers may be apart and count as equal: finite, and at least 0.
         sample: The part of the keys to compare, by a hash of the key, above 0 and up to 1.
         passes: How often a key is read that is in motion.
         wait: Seconds to wait, in each pass, until both versions have passed the further position of the two.
@@ -135,6 +135,8 @@ def compare(
     check_range("passes", passes, 1, 1000, " of passes")
     if not sample or first == second:
         raise UsageError("a comparison needs two states, and a sample above 0. Nothing was read.")
+    if not all(0 <= number < inf for number in (tolerances or {}).values()):
+        raise UsageError(f"a tolerance is a finite number of at least 0, not as in {tolerances}. Nothing was read.")
     made = None if to is None else Path(to).with_name(f"{Path(to).name}.part-file")
     for path in () if to is None or made is None else (Path(to), made):
         check_replaceable(path)
@@ -469,8 +471,7 @@ class _Comparison:
     @property
     def columns(self) -> list[Column]:
         """Of the file: the key columns, which version has the key, and both values of each field."""
-        keys = [(key.name, key.type) for key in self._versions[0].first.keys]
-        columns = dict(keys)
+        columns = {key.name: key.type for key in self._versions[0].first.keys}
         own = [("difference", "string")]
         for version, place in zip(self._versions, ("first", "second"), strict=True):
             own += [(f"{place}_{name}", version.types[name]) for name in self._names]
