@@ -312,6 +312,17 @@ def test_a_job_asks_for_the_log_or_ends_it(url):
             reader.changed_keys(start, reader.position())
 
 
+def test_a_job_that_goes_on_without_the_log_opens_its_state_as_it_is(url):
+    """A correction compares the two, and refuses other options."""
+    LoggedJob(url).batch(a=1)
+    job = LoggedJob(url, changes=0)
+    job.batch(b=1)
+    before = job.ledger.record
+    since = LoggedJob(url, changes=0).ledger.record.changes.since
+    assert since == before.changes.since < before.next_txid
+    assert LoggedJob(url).ledger.record.changes.since == before.next_txid, "what it did not log is a gap"
+
+
 def test_a_vacuum_leaves_the_log_that_is_kept(url):
     job = LoggedJob(url)
     job.batch(a=1)

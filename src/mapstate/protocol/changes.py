@@ -71,5 +71,5 @@ def changes_asked_for(
         )
     if changes is None:
         return ChangesRecord(kept=asked, since=next_txid, removed=next_txid) if asked else None
-    since = changes.since if changes.kept else next_txid  # an ended one has a gap
+    since = changes.since if changes.kept or not asked else next_txid  # an ended one has a gap
     return msgspec.structs.replace(changes, kept=asked, since=since)
