@@ -30,9 +30,9 @@ from mapstate.protocol.ledger_record import Commit, LedgerRecord, encode_ledger
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.protocol.transitions import begin, commit
-from mapstate.protocol.upkeep import begin_operator, commit_vacuum
+from mapstate.protocol.upkeep import begin_operator, commit_correction, commit_vacuum
 from mapstate.protocol.upkeep import recount as recounted
-from mapstate.protocol.ways_back import rollback
+from mapstate.protocol.ways_back import rollback, rollback_last
 from mapstate.schema import Field, KeyField
 
 # The arithmetic, as of the ledger alone
@@ -160,6 +160,14 @@ def test_a_count_is_taken_only_for_the_contents_that_were_counted():
     for later in (done(ledger, 1), vacuumed(ledger, 3)):
         with pytest.raises(UsageError, match="during the count"):
             recounted(later, ledger, 4)
+
+
+def test_after_a_recount_the_rollback_of_a_correction_leaves_the_number_unknown():
+    """The keys that were lost may be those that the correction had added."""
+    ledger, attempt = begin_operator(done(opened(), 5), "s", "correction")
+    corrected = commit_correction(ledger, attempt.txid, keys_delta=2)
+    assert rollback_last(recounted(corrected, corrected, 7)).keys_held() == 5
+    assert rollback_last(recounted(corrected, corrected, 6)).keys_held() is None
 
 
 def test_keys_are_counted_once_each():

@@ -244,10 +244,11 @@ def recount(ledger: LedgerRecord, counted: LedgerRecord, held: int) -> LedgerRec
             "Count again between two batches, or stop the query first.",
             state=ledger.state,
         )
-    if held != ledger.keys_held():  # the lost keys may or may not be older than the last batch
+    if held != ledger.keys_held():  # the lost keys may or may not be older than what was done last
         previous = ledger.previous and msgspec.structs.replace(ledger.previous, keys_held=None)
         initial_keys = 0 if ledger.initial_keys == 0 else None  # an empty state cannot have lost any
-        ledger = msgspec.structs.replace(ledger, previous=previous, initial_keys=initial_keys)
+        correction = ledger.correction and msgspec.structs.replace(ledger.correction, keys_delta=None)
+        ledger = msgspec.structs.replace(ledger, previous=previous, initial_keys=initial_keys, correction=correction)
     return ledger.with_keys_held(held)
 
 
