@@ -20,8 +20,9 @@ from windowed import Row, Windowed
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.cli.commands import app
-from mapstate.errors import ChangesGoneError, FencedError, RollbackError, UsageError
-from mapstate.maps.operator_list import ListedKeys
+from mapstate.errors import ChangesGoneError, DataError, FencedError, RollbackError, UsageError
+from mapstate.keys import KeyCodec
+from mapstate.maps.operator_list import ForgottenRows, ListedKeys, ListEntry, Place, digest_of
 from mapstate.operations.doctor import examine
 from mapstate.operations.drop import drop
 from mapstate.operations.forget import forget, forget_listed, listed
@@ -486,3 +487,34 @@ def test_no_byte_is_left_in_the_files_of_redis(start_redis):
     wait_for(lambda: not found(), "the old AOF to be removed", 30)  # by a thread of the server
     assert not any("Redis" in place for place in done.not_reached)
     assert contents(server.url) == {"other": 1}
+
+
+# Which rows of a history a new version leaves out
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ("visits", 0, 20),
+        ("visits", 0, -1),
+        ("visits", 2, 5),
+        ("others", 0, 5),
+        ("visits", 0.0, 5),
+        (b"visits", 0, 5),
+        (0, "visits", 5),
+    ],
+)
+def test_a_place_outside_the_history_is_refused_and_not_taken_for_a_later_row(place):
+    fields = (KeyField("user", "string"),)
+    key, other = KeyCodec(fields).encode_columns([["u1", "u2"]], 2)
+    salt, ends = "00" * 16, [{"visits": {"0": 20, "1": 7}}]
+    digest = digest_of(salt, ("user",), KeyCodec(fields).parts_of(key))
+    entry = ListEntry(
+        id="a", at="", columns=("user",), salt=salt, digest=digest, offsets=json.dumps([{"visits": {"0": 10}}])
+    )
+    rows = ForgottenRows("s", fields, [entry], json.dumps(ends), has_places=True)
+    right = [Place("visits", 0, 9), Place("visits", 0, 10), Place("visits", 0, 19), Place("visits", 1, 0)]
+    assert rows.of([key] * 4, right) == [True, False, False, False]
+    assert rows.of([other], [Place(*place)]) == [False]
+    with pytest.raises(DataError, match="has a place outside the history"):
+        rows.of([key], [Place(*place)])

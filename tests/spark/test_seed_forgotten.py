@@ -172,3 +172,24 @@ def test_a_row_without_its_place_stops_the_seed(spark, log, tmp_path):
     counts = rows.groupBy("user_id").persistentAggregate(opaque(url, "visits.v2", max_attempts=1), visits=Count())
     with pytest.raises(errors.DataError, match="has no place in its source"):
         counts.seed(checkpoint(log), version_of="visits", positions=("topic", "partition", "none"))
+
+
+@pytest.mark.parametrize(
+    ("places", "match"),
+    [
+        (("partition", "topic", "offset"), "partition int is no topic: that is string"),
+        (("topic", "part_double", "offset"), "part_double double is no partition"),
+        (("topic", "partition", "topic"), "topic string is no offset"),
+        (("topic_bytes", "partition", "offset"), "topic_bytes binary is no topic"),
+    ],
+)
+def test_columns_that_are_no_place_are_refused_before_anything_is_written(spark, log, tmp_path, places, match):
+    url = f"sqlite:///{tmp_path}/state.db"
+    served(spark, log, url)
+    others = ("*", "cast(partition as double) part_double", "cast(topic as binary) topic_bytes")
+    rows = newStream("visits", log.stream(spark)).transform(lambda df: df.selectExpr(*others))
+    counts = rows.groupBy("user_id").persistentAggregate(opaque(url, "visits.v2", max_attempts=1), visits=Count())
+    with pytest.raises(errors.ConfigurationError, match=match):
+        counts.seed(checkpoint(log), version_of="visits", positions=places)
+    with pytest.raises(errors.StateNotFoundError):
+        open_reader(url, "visits.v2")

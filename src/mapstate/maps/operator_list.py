@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -162,7 +162,7 @@ class ForgottenRows:
     """Which rows of a history a state that is made of it leaves out: those of listed keys, below their positions.
 
     Of an entry that is as of the ``end`` of the history or later, these are all rows of its keys. For another one each
-    row has to have a `Place`. Picklable. Raises UsageError where nothing tells which rows an entry names.
+    row has to have a `Place` inside the history. Picklable. Raises UsageError where nothing tells which rows are meant.
     """
 
     def __init__(
@@ -172,6 +172,7 @@ class ForgottenRows:
         names = {field.name for field in fields}
         whole: list[ListEntry] = []
         self._below: list[tuple[ListedKeys, dict[tuple[str, str], int]]] = []
+        self._lasts = _numbers(end, max)
         for entry in entries:
             behind = behind_by(end, entry.offsets)
             if not set(entry.columns) <= names:
@@ -186,8 +187,8 @@ class ForgottenRows:
             if not has_places:
                 why = f"the history goes on after that ({behind[0]}), and nothing tells which rows came before it"
                 raise self._refused(entry, f"{why}: name their columns with positions=")
-            ends, lasts = (_numbers(text) for text in (entry.offsets, end))
-            if not {topic for topic, _ in lasts} <= {topic for topic, _ in ends}:
+            ends = _numbers(entry.offsets, min)
+            if not {topic for topic, _ in self._lasts} <= {topic for topic, _ in ends}:
                 raise self._refused(entry, "the history is of a topic that was none of its source then")
             self._below.append((ListedKeys(fields, [entry]), ends))
         self._whole = ListedKeys(fields, whole)
@@ -207,7 +208,7 @@ class ForgottenRows:
         return msgspec.structs.replace(entry, **done)
 
     def of(self, keys: Sequence[StoreKey], places: Sequence[Place] | None) -> list[bool]:
-        """Of each row whether it is left out. Raises DataError for a row without a place, where one is needed."""
+        """Of each row whether it is left out. Raises DataError for a row without its place, where one is needed."""
         known = {
             key: (key in self._whole, [ends for listed, ends in self._below if key in listed]) for key in set(keys)
         }
@@ -223,8 +224,14 @@ class ForgottenRows:
                 f"state {self._state!r}: a row of a key that was forgotten has no place in its source: {place}. "
                 "Nothing counts. Give the rows the columns that positions= names."
             )
+        partition = (place.topic, str(place.partition))
+        if not 0 <= place.offset < self._lasts.get(partition, 0):  # what lies nowhere would pass for a later row
+            raise DataError(
+                f"state {self._state!r}: a row of a key that was forgotten has a place outside the history: {place}. "
+                "Nothing counts. Give positions= the columns of topic, partition and offset, as the source has them."
+            )
         # A partition that was not there then has later rows only.
-        return place.offset < ends.get((place.topic, str(place.partition)), 0)
+        return place.offset < ends.get(partition, 0)
 
 
 def _earlier(offsets: str | None, others: str | None) -> str:
@@ -236,10 +243,10 @@ def _earlier(offsets: str | None, others: str | None) -> str:
     return json.dumps(known, separators=(",", ":"))
 
 
-def _numbers(offsets: str | None) -> dict[tuple[str, str], int]:
-    """The offsets of all sources by topic and partition; the least one where two sources have it."""
+def _numbers(offsets: str | None, chosen: Callable[[int, int], int]) -> dict[tuple[str, str], int]:
+    """The offsets of all sources by topic and partition; the ``chosen`` one where two sources have it."""
     found: dict[tuple[str, str], int] = {}
     for offset in json.loads(offsets or "[]"):
         for place, number in (by_partition(offset) or {}).items():
-            found[place] = min(number, found.get(place, number))
+            found[place] = chosen(number, found.get(place, number))
     return found

@@ -62,6 +62,8 @@ _AS_WRITTEN = {
     "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
+_INTEGERS = ("tinyint", "smallint", "int", "bigint")
+_PLACES = (("topic", ("string",)), ("partition", _INTEGERS), ("offset", _INTEGERS))
 _FORGOTTEN = f"{INSIDE}forgotten"
 _log = logging.getLogger("mapstate")
 
@@ -198,6 +200,7 @@ class Seeding:
         if entries:
             has_places = self._settings.positions is not None
             self._forgotten = ForgottenRows(state.name, state.job.keys, entries, offsets, has_places=has_places)
+            self._check_places(self._forgotten)
         if self._settings.reports is not None:
             self._settings.reports.append(self._tried())
             return None
@@ -249,6 +252,18 @@ class Seeding:
         if self._forgotten is not None:
             frame = self._marked(frame, self._forgotten)
         return self._state.keyed(frame)
+
+    def _check_places(self, forgotten: ForgottenRows) -> None:
+        """Raises ConfigurationError where the columns of a row's place have other types than Kafka's."""
+        if not forgotten.needs_places or self._settings.positions is None:
+            return
+        frame = through(self._state.branch.steps, self._df, 0).select(*map(column_of, self._settings.positions))
+        for field, (what, types) in zip(frame.schema.fields, _PLACES, strict=True):
+            if (found := field.dataType.simpleString()) not in types:
+                raise ConfigurationError(
+                    f"positions are the columns of topic, partition and offset, and {field.name} {found} is no {what}: "
+                    f"that is {' or '.join(types)}. Nothing was written."
+                )
 
     def _marked(self, frame: DataFrame, forgotten: ForgottenRows) -> DataFrame:
         """The columns that the state reads, and which rows are left out: those have no contents any more."""
