@@ -45,6 +45,9 @@ def test_what_a_job_cannot_do_ends_with_2_and_the_message(spark, visits, tmp_pat
         (["correct", "--add", "t"], "--id"),
         (["seed", "--buckets", "0"], "buckets"),
         ([], "seed | run | correct"),
+        (["run", "--trigger", "10 seconds", "--available-now"], "not allowed with argument"),
+        (["correct", "--id", "one", "--add", "t", "--option", "header=true"], "of a --format"),
+        (["correct", "--id", "one", "--add", "t", "--format", "csv", "--option", "header"], "it is K=V"),
     ):
         with pytest.raises(SystemExit) as ended:
             job_main(counts, visits.checkpoint, words)
@@ -53,3 +56,54 @@ def test_what_a_job_cannot_do_ends_with_2_and_the_message(spark, visits, tmp_pat
     with pytest.raises(SystemExit):
         job_main(Topology("site"), visits.checkpoint, ["seed"])
     assert "a topology has no seed" in capsys.readouterr().err
+
+
+def test_a_correction_of_a_file_that_does_not_fit_the_stream_counts_nothing(spark, visits, tmp_path, capsys):
+    url = f"sqlite:///{tmp_path}/state.db"
+    visits.put("history", [("u1", 1), ("u3", 7)])
+    counts = declared(spark, visits, url)
+    job_main(counts, visits.checkpoint, ["run", "--available-now"])
+    before, late = contents(url, "visits"), tmp_path / "late"
+    spark.createDataFrame([("u3",)], "user_id string").write.parquet(f"{late}.parquet")
+    refused, of_spark = (SystemExit, "bytes"), (Exception, "MALFORMED")
+    for part, form, rows, (error, said) in (
+        ("--add", "parquet", None, refused),
+        ("--retract", "parquet", None, refused),
+        ("--retract", "json", '{"user_id": "u3", "byte": 7}', refused),
+        ("--add", "json", '{"user_id": "u3", "bytes": "x7"}', of_spark),
+        ("--retract", "csv", "u3,x7", of_spark),
+        ("--add", "csv", "user_id,bytes\nu3,7", of_spark),
+        ("--add", "csv", "u3", of_spark),
+    ):
+        path = late.with_suffix(f".{form}")
+        if rows is not None:
+            path.write_text(rows)
+        with pytest.raises(error) as ended:
+            job_main(counts, visits.checkpoint, ["correct", "--id", "one", part, str(path), "--format", form])
+        assert said in f"{ended.value}{capsys.readouterr().err}"
+        assert contents(url, "visits") == before
+    csv, words = (
+        late.with_suffix(".csv"),
+        ["correct", "--format", "csv", "--option", "header=true", "--option", "sep=;"],
+    )
+    csv.write_text("bytes;user_id\n7;u3\n")
+    with pytest.raises(Exception, match="header"):
+        job_main(counts, visits.checkpoint, [*words, "--id", "one", "--retract", str(csv)])
+    csv.write_text("user_id;bytes\nu3;7\n")
+    job_main(counts, visits.checkpoint, [*words, "--id", "one", "--retract", str(csv)])
+    path = late.with_suffix(".json")
+    path.write_text('{"user_id": "u1"}\n{"user_id": "u1", "bytes": 4}')
+    job_main(counts, visits.checkpoint, ["correct", "--id", "two", "--add", str(path), "--format", "json"])
+    assert contents(url, "visits") == {("u1",): {"visits": 3, "bytes": 5}}
+
+
+def test_an_error_of_a_batch_ends_the_command_with_its_message(spark, visits, tmp_path, capsys):
+    visits.put("history", [("u1", 2**63 - 1)])
+    visits.put("more", [("u1", 1)])
+    with pytest.raises(SystemExit) as ended:
+        job_main(
+            declared(spark, visits, f"sqlite:///{tmp_path}/state.db"), visits.checkpoint, ["run", "--available-now"]
+        )
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("ValueOverflowError: Sum(bytes)")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from mapstate.errors import MapStateError, UsageError
+from mapstate.errors import MapStateError, UsageError, shown
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,17 +51,27 @@ def _parser() -> ArgumentParser:
     seed.add_argument("--buckets", type=int, metavar="N", help="how many parts")
     seed.set_defaults(does=_seed)
     run = commands.add_parser("run", help="start the query, and wait for its end; Ctrl-C stops it")
-    run.add_argument("--trigger", metavar="INTERVAL", help="between two batches, such as '10 seconds'")
-    run.add_argument("--available-now", action="store_true", help="count what is there, and end")
+    triggers = run.add_mutually_exclusive_group()
+    triggers.add_argument("--trigger", metavar="INTERVAL", help="between two batches, such as '10 seconds'")
+    triggers.add_argument("--available-now", action="store_true", help="count what is there, and end")
     run.set_defaults(does=_run)
     correct = commands.add_parser("correct", help="add rows that never came, and take back what was counted wrongly")
     correct.add_argument("--id", required=True, help="the name of the correction: with it a second call does nothing")
     correct.add_argument("--add", metavar="TABLE", help="a table of Spark's catalog; with --format a path")
     correct.add_argument("--retract", metavar="TABLE", help="likewise")
     correct.add_argument("--format", metavar="FORMAT", help="of the path: parquet, csv, json, delta, ...")
+    said = "of the format, such as header=true; once for each"
+    correct.add_argument("--option", metavar="K=V", action="append", default=[], type=_option, help=said)
     correct.add_argument("--take-over", action="store_true", help="leave an attempt behind whose driver is gone")
     correct.set_defaults(does=_correct)
     return parser
+
+
+def _option(text: str) -> tuple[str, str]:
+    name, is_given, value = text.partition("=")
+    if not name or not is_given:
+        raise ArgumentTypeError("it is K=V, such as header=true")
+    return name, value
 
 
 def _seed(declared: Any, checkpoint: str, given: Namespace) -> None:
@@ -75,22 +85,39 @@ def _run(declared: Any, checkpoint: str, given: Namespace) -> None:
         query.awaitTermination()
     except KeyboardInterrupt:
         query.stop()
+    except Exception as error:
+        if (ours := declared.last_error) is not None:
+            raise ours from error
+        raise
 
 
 def _correct(declared: Any, _: str, given: Namespace) -> None:
     state = _state(declared, "correct")
-    stream: DataFrame = state.query.df
-
-    def rows(name: str | None) -> DataFrame | None:
-        if name is None:
-            return None
-        read = stream.sparkSession.read
-        return read.table(name) if given.format is None else read.schema(stream.schema).format(given.format).load(name)
-
     if given.add is None and given.retract is None:
         raise UsageError("a correction has rows to --add or to --retract. Nothing was written.")
-    parts = {"add": rows(given.add), "retract": rows(given.retract)}
+    if given.option and given.format is None:
+        raise UsageError("an --option is of a --format, and a table has none. Nothing was written.")
+    names = {"add": given.add, "retract": given.retract}
+    parts = {part: _rows(state.query.df, name, given) for part, name in names.items() if name is not None}
     print(state.correct(id=given.id, take_over=given.take_over, **parts))  # noqa: T201
+
+
+def _rows(stream: DataFrame, name: str, given: Namespace) -> DataFrame:
+    """The rows of a correction, whose columns `correct` checks. Text has no types, so those of the stream are taken."""
+    if given.format is None:
+        return stream.sparkSession.read.table(name)
+    read, kind = stream.sparkSession.read.format(given.format).options(**dict(given.option)), given.format.lower()
+    if kind not in ("csv", "json"):
+        return read.load(name)
+    read = read.option("mode", "FAILFAST").option("enforceSchema", "false")  # else what does not fit is null
+    if kind == "json":  # where a field that is not there is null
+        lacking = sorted({*stream.columns}.difference(read.load(name).columns))
+        if lacking:
+            raise UsageError(
+                f"no row of the JSON has {', '.join(map(shown, lacking))}, and the stream has. Nothing was written. "
+                "Name each column of the stream, if only with null."
+            )
+    return read.schema(stream.schema).load(name)
 
 
 def _state(declared: Any, command: str) -> Any:
