@@ -42,6 +42,7 @@ from mapstate.aggregators import (
 )
 from mapstate.aggregators.fields import NULL
 from mapstate.aggregators.results import results_of
+from mapstate.aggregators.retraction import correctable
 from mapstate.aggregators.sketches import SKETCHES
 from mapstate.errors import (
     AggregatorError,
@@ -49,6 +50,7 @@ from mapstate.errors import (
     DataError,
     UnknownColumnError,
     UnsupportedTypeError,
+    UsageError,
     ValueOverflowError,
 )
 from mapstate.schema import Field
@@ -711,3 +713,26 @@ def test_a_value_that_a_reader_cannot_show_is_named_with_its_aggregator(one, val
 def test_a_count_of_a_star_says_how_rows_are_counted():
     with pytest.raises(ConfigurationError, match=r"counted by Count\(\), which counts rows"):
         Count("*")
+
+
+def test_a_value_that_was_never_counted_is_not_taken_back_beside_one_that_comes():
+    """Of a key that has nothing: 7 comes and 5 goes, which is 2 from no rows."""
+    signed: Any = correctable({"s": Sum("x"), "a": Avg("x")}, ["s", "a"])
+    total, mean = signed["s"], signed["a"]
+    for one, nothing, held in ((total, None, 5), (mean, (None, 0), (5, 1))):
+        (swapped,) = one.assemble([[2], [0], [2]])
+        (came,) = one.assemble([[7], [1], [1]])
+        (none,) = one.assemble([[None], [0], [0]])
+        assert one.combine_all([held, None, None], [swapped, came, none])[0] in (7, (7, 1))
+        for stored in (None, nothing):
+            with pytest.raises(UsageError, match="would come to less than nothing"):
+                one.combine_all([held, stored], [came, swapped])
+
+
+def test_only_a_count_of_all_rows_since_the_begin_says_that_a_key_has_none():
+    kept = {"s": Sum("x"), "n": Count()}
+    fields = (Field("s", "Sum(x)", "bigint"), Field("n", "Count", "bigint"))
+    for first, wanted in ((["s", "n"], None), (["s"], (30, 0))):
+        signed = correctable(kept, first)
+        assert signed["n"].describe() == "Count"
+        assert Fields(fields, signed).combine_all([(35, 1)], [((-5, -1, True), -1)]) == [wanted]

@@ -170,6 +170,19 @@ def test_after_a_recount_the_rollback_of_a_correction_leaves_the_number_unknown(
     assert rollback_last(recounted(corrected, corrected, 6)).keys_held() is None
 
 
+def test_the_first_fields_are_those_that_no_record_lacks():
+    one, two, three = ((Field(name, "Count", "bigint")) for name in "nmo")
+    ledger = opened(opened(fields=(one,)), fields=(one, two))
+    assert ledger.first_fields(fenced=True) == {"n", "m"}, "nothing was counted before"
+    ledger = opened(done(ledger, 1), fields=(one, two, three))
+    assert ledger.first_fields(fenced=True) == {"n", "m"}
+    unfenced = vacuumed(ledger, 1, fenced=False)
+    assert unfenced.floor > ledger.floor
+    assert unfenced.first_fields(fenced=False) == {"n", "m"}, "what a vacuum has rewritten"
+    reset = opened(done(ledger, 1), fields=(one, two, three), owner="other", on_new_owner="reset")
+    assert reset.first_fields(fenced=True) == {"n", "m", "o"}
+
+
 def test_keys_are_counted_once_each():
     keys = DistinctKeys()
     assert len(keys) == 0

@@ -232,6 +232,26 @@ def test_one_aggregate_of_all_rows_and_columns_of_every_kind(spark, tmp_path):
     assert contents(url, "all") == {}
 
 
+def test_a_count_of_all_rows_that_was_added_later_removes_no_key(spark, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    rows = newStream("visits", frame(spark, [])).groupBy("user_id")
+    rows.persistentAggregate(opaque(url), bytes=Sum("bytes"))(frame(spark, [("x", 10), ("x", 20)]), 0)
+    state = rows.persistentAggregate(opaque(url), bytes=Sum("bytes"), visits=Count())
+    state(frame(spark, [("x", 5)]), 1)
+    state.correct(retract=frame(spark, [("x", 5)]), id="a")
+    assert contents(url, "visits") == {("x",): {"bytes": 30, "visits": 0}}
+    assert ledger(url).keys_held() == 1
+    with pytest.raises(errors.UsageError, match="Count of a key would come to less than nothing"):
+        state.correct(retract=frame(spark, [("x", 10)]), id="b")
+    # An id that counts is looked for before the job's own fields, some of which can take nothing back.
+    other = rows.persistentAggregate(opaque(url), bytes=Sum("bytes"), visits=Count(), most=Max("bytes"))
+    assert other.correct(retract=frame(spark, [("x", 5)]), id="a").was_done
+    with pytest.raises(errors.UsageError, match="counts other rows under the id 'a'"):
+        other.correct(retract=frame(spark, [("x", 6)]), id="a")
+    with pytest.raises(errors.UsageError, match="declares other fields or options"):
+        other.correct(add=frame(spark, [("x", 5)]), id="b")
+
+
 # Readers, rollback, the change log
 
 

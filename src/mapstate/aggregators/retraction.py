@@ -11,7 +11,7 @@ have stored, so a `Sum` has no number of its values there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any, cast
 
@@ -221,8 +221,12 @@ def _difference(plus: Decimal | None, minus: Decimal | None) -> Decimal | None:
     return None if plus is None or minus is None else EXACT.subtract(plus, minus)
 
 
-def correctable(aggregators: Mapping[str, Aggregator]) -> dict[str, Aggregator]:
-    """The aggregators of a state that combine signed rows with what it holds. Raises ConfigurationError."""
+def correctable(aggregators: Mapping[str, Aggregator], first: Collection[str]) -> dict[str, Aggregator]:
+    """The aggregators of a state that combine signed rows with what it holds. Raises ConfigurationError.
+
+    ``first`` are the fields that it had when it began to count: a `Count()` that was added later lacks rows, so its 0
+    does not say that a key has none.
+    """
     found: dict[str, Aggregator] = {}
     for name, aggregator in aggregators.items():
         kind: Any = type(aggregator)
@@ -233,7 +237,7 @@ def correctable(aggregators: Mapping[str, Aggregator]) -> dict[str, Aggregator]:
                 "and Avg can. Nothing was written. Rows that never came can be added; for others build the state anew. "
                 "See docs/life.md#correct"
             )
-        is_of_rows = kind is Count and column is None
+        is_of_rows = kind is Count and column is None and name in first
         found[name] = cast("Aggregator", CorrectedRows() if is_of_rows else _CORRECTING[kind](column))
     return found
 
@@ -242,6 +246,11 @@ class _Corrected(_Retractable):
     def describe(self) -> str:
         name = self.stored_name().removeprefix("Corrected").replace("Rows", "Count")
         return name if self.column is None else f"{name}({self.column})"
+
+    def check_stored(self, stored: Sequence[Any], partials: Sequence[tuple[Any, int, bool]]) -> None:
+        """Raises UsageError for a value that is taken back where nothing is stored, also if another one comes."""
+        if any(old is None and takes for old, (_, _, takes) in zip(stored, partials, strict=True)):
+            raise self.took_too_much()
 
     def took_too_much(self) -> MapStateError:
         """See `_Retractable.took_too_much`."""
@@ -252,7 +261,7 @@ class _Corrected(_Retractable):
 
 
 class CorrectedCount(_Corrected, RetractableCount):
-    """The number of rows with a ``column`` that is not null."""
+    """The number of all rows, or of those with a ``column`` that is not null."""
 
 
 class CorrectedRows(_Corrected, RetractableRows):
@@ -260,10 +269,20 @@ class CorrectedRows(_Corrected, RetractableRows):
 
 
 class CorrectedAvg(_Corrected, RetractableAvg):
-    """The mean, stored as sum and count."""
+    """The mean, stored as sum and count. A partial says also whether a value is taken back."""
+
+    def assemble(self, columns: list[list[Any]]) -> list[Any]:
+        """See `RetractableAvg.assemble`."""
+        pairs = zip(super().assemble(columns), columns[-1], strict=True)
+        return [(total, net, came > net) for (total, net), came in pairs]
+
+    def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
+        """See `RetractableAvg.combine_all`. Raises UsageError where nothing is there to take back."""
+        self.check_stored([old if old and old[1] else None for old in stored], partials)
+        return super().combine_all(stored, [(total, net) for total, net, _ in partials])
 
 
-class CorrectedSum(_Corrected, RetractableSum):
+class CorrectedSum(CorrectedAvg, RetractableSum):
     """The sum, stored without the number of values: from which all is taken back it is 0, and not null."""
 
     def partials(self, value_type: str) -> list[Column]:
@@ -271,9 +290,8 @@ class CorrectedSum(_Corrected, RetractableSum):
 
     def combine_all(self, stored: list[Any], partials: list[Any]) -> list[Any]:
         """See `NativeCombiner.combine_all`. Raises UsageError where nothing is there to take back."""
-        if any(old is None and net < 0 for old, (_, net) in zip(stored, partials, strict=True)):
-            raise self.took_too_much()
-        came = [total if net or total else None for total, net in partials]  # of none, decimals are 0
+        self.check_stored(stored, partials)
+        came = [total if net or total else None for total, net, _ in partials]  # of none, decimals are 0
         sums = add_all(self, stored, came)
         if any(type(total) is float and not math.isfinite(total) for total in sums):
             raise self._left_range()

@@ -262,6 +262,15 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
         purged, last = None if self.windows is None else self.windows.purged, self.last_commit
         return self.first_txid, self.floor, self.last_txid, last and last.at, self.dead, self.rewrites, purged
 
+    def first_fields(self, *, fenced: bool) -> set[str]:
+        """The names of the fields that the state had when it began to count, or when it was reset.
+
+        Without a fence a vacuum, too, moves ``floor``, so the fields of a reset are taken for later ones.
+        """
+        start = max(self.first_txid, self.floor if fenced else 0)
+        count = max((n for txid, n in self.field_counts if txid <= start), default=0)
+        return {field.name for field in self.fields[:count]}
+
     def view(self) -> CommitView:
         """The txids that count under this ledger."""
         return CommitView(self.last_txid, self.dead, self.floor, self.first_txid)

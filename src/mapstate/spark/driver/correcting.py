@@ -19,7 +19,7 @@ import msgspec
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.retraction import SIGN, correctable
 from mapstate.backends import opened
-from mapstate.capabilities import close_if_possible
+from mapstate.capabilities import FencedWrites, close_if_possible
 from mapstate.errors import ConfigurationError, MapStateError, UsageError, shown
 from mapstate.keys import KeyCodec
 from mapstate.maps.operator_list import ListedKeys, ListEntry, of_kind, read_list, write_entries
@@ -77,12 +77,18 @@ def correct(
 ) -> Corrected:
     """See `PersistentAggregate.correct`. ``df`` is the stream, and ``branch`` the state."""
     _check(plan, df, branch, id, [frame for frame in (add, retract) if frame is not None])
-    job = branch.job
-    if retract is not None:
-        signed = correctable(job.aggregators)
-        job = replace(job, aggregators=signed, columns={**job.columns, SIGN: "int"})
-    state = (branch.make_driver or StateDriver)(Branch(job, make_driver=branch.make_driver))
+    job, make_driver = branch.job, branch.make_driver or StateDriver
     with opened(job.spec.backend, job.spec.state) as store:
+        check_able(store, job.spec.state, "correction")
+        seen = read_ledger(store, job.spec.state)  # raises the better error if there is no ledger
+        entry = _listed(read_list(store, seen), id)
+        if entry is not None:  # the job may be another one by now
+            with _given(df, add, retract) as rows:
+                return _done_before(job.spec.state, entry, _digest_of(rows))
+        if retract is not None:
+            signed = correctable(job.aggregators, seen.first_fields(fenced=isinstance(store, FencedWrites)))
+            job = replace(job, aggregators=signed, columns={**job.columns, SIGN: "int"})
+        state = make_driver(Branch(job, make_driver=branch.make_driver))
         one = _Correction(store, state, id, take_over=take_over)
         one.check(one.ledger.remember())
         if not access_of(df).is_local():
@@ -99,8 +105,6 @@ class _Correction:
 
     def __init__(self, store: Any, state: StateDriver, name: str, *, take_over: bool) -> None:
         self._store, self._state, self._id, self._take_over = store, state, name, take_over
-        check_able(store, state.name, "correction")
-        read_ledger(store, state.name)  # raises the better error if there is no ledger
         self.ledger = Ledger(store, state.name)
 
     def check(self, seen: LedgerRecord) -> None:
@@ -136,9 +140,9 @@ class _Correction:
     def _applied(self, frame: DataFrame, digest: str) -> Corrected:
         seen = self.ledger.remember()
         known = read_list(self._store, seen)
-        for entry in of_kind(known, "correction").values():
-            if entry.id == self._id:
-                return self._done_before(entry, digest)
+        before = _listed(known, self._id)
+        if before is not None:
+            return _done_before(self._state.name, before, digest)
         self.check(seen)
         self._check_forgotten(frame, seen, known)
         attempt = self.ledger.begin_operator("correction", take_over=self._take_over, seen=seen)
@@ -186,13 +190,18 @@ class _Correction:
                 "rows are of a later time. Nothing was written. Leave these keys out."
             )
 
-    def _done_before(self, entry: ListEntry, digest: str) -> Corrected:
-        if entry.digest != digest or entry.txid is None:
-            raise UsageError(
-                f"state {self._state.name!r} counts other rows under the id {self._id!r}, applied as txid {entry.txid} "
-                f"at {entry.at}. Nothing was written. Take another id."
-            )
-        return Corrected(self._state.name, self._id, entry.txid, entry.rows, entry.keys, was_done=True)
+
+def _listed(known: Sequence[ListEntry], name: str) -> ListEntry | None:
+    return next((entry for entry in of_kind(known, "correction").values() if entry.id == name), None)
+
+
+def _done_before(state: str, entry: ListEntry, digest: str) -> Corrected:
+    if entry.digest != digest or entry.txid is None:
+        raise UsageError(
+            f"state {state!r} counts other rows under the id {entry.id!r}, applied as txid {entry.txid} at {entry.at}. "
+            "Nothing was written. Take another id."
+        )
+    return Corrected(state, entry.id, entry.txid, entry.rows, entry.keys, was_done=True)
 
 
 class _Opened:
@@ -234,12 +243,16 @@ def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Se
             f"state {spec.state!r} cannot be corrected: {whys[0]}. Nothing was written. Build it anew beside this one, "
             "and swap. See docs/life.md#correct"
         )
+    _check_columns(spec.state, df, given)
+
+
+def _check_columns(state: str, df: DataFrame, given: Sequence[DataFrame]) -> None:
     for frame in given:
         found = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
         for field in df.schema.fields:
             if found.get(field.name) != field.dataType.simpleString():
                 raise ConfigurationError(
-                    f"the rows of a correction of {spec.state!r} need the columns of the stream, as it was given to "
+                    f"the rows of a correction of {state!r} need the columns of the stream, as it was given to "
                     f"newStream: {field.name} {field.dataType.simpleString()}. They have "
                     f"{found.get(field.name, 'none')} there. Nothing was written."
                 )
