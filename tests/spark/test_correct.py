@@ -252,6 +252,44 @@ def test_a_count_of_all_rows_that_was_added_later_removes_no_key(spark, tmp_path
         other.correct(add=frame(spark, [("x", 5)]), id="b")
 
 
+def test_the_digest_is_of_what_is_in_a_column_in_any_time_zone(spark, tmp_path):
+    url, types = f"sqlite:///{tmp_path}/state.db", "k string, part struct<t:timestamp,n:timestamp_ntz,s:string>"
+
+    def of(text: str, micros: int = 1) -> Any:
+        made = f"named_struct('t', timestamp_micros({micros}), 'n', timestamp_ntz'2026-01-01', 's', {text}) part"
+        return spark.range(1).selectExpr("'x' k", made)
+
+    state = newStream("all", of("'a'")).groupBy("k").persistentAggregate(opaque(url), rows=Count())
+    state(of("'a'"), 0)
+    assert of("'a'").schema.simpleString() == spark.createDataFrame([], types).schema.simpleString()
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "UTC")
+        state.correct(add=of("cast(null as string)"), id="a")
+        spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+        assert state.correct(add=of("cast(null as string)"), id="a").was_done
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    for other in (of("'null'"), of("cast(null as string)", 2)):
+        with pytest.raises(errors.UsageError, match="counts other rows"):
+            state.correct(add=other, id="a")
+
+
+@pytest.mark.parametrize(
+    ("column", "why"),
+    [
+        ("array(parse_json('1'))", "a variant"),
+        ("map(binary('a'), 1)", "a map with keys of type binary"),
+        ("named_struct('m', map(array(1), 2))", "a map with keys of type array<int>"),
+    ],
+)
+def test_a_column_without_a_digest_is_refused_by_name(spark, tmp_path, column, why):
+    rows = spark.range(1).selectExpr("id", f"{column} part")
+    state = newStream("all", rows).groupBy("id").persistentAggregate(opaque(f"sqlite:///{tmp_path}/s"), rows=Count())
+    with pytest.raises(errors.ConfigurationError, match=f"cannot be told apart by part, which has {why}"):
+        state.correct(add=rows, id="a")
+
+
 # Readers, rollback, the change log
 
 

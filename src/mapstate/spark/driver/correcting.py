@@ -41,8 +41,15 @@ from mapstate.spark.executor.task import columns_to_python
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
+    from pyspark.sql.types import DataType
 
-_NESTED = ("array", "map", "struct", "variant")
+_NESTED = ("array", "map", "struct")
+_AS_JSON = {
+    "ignoreNullFields": "false",
+    "timeZone": "UTC",
+    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
+    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
+}
 _LONGEST_ID = 200  # characters
 _log = logging.getLogger("mapstate")
 
@@ -247,6 +254,12 @@ def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Se
 
 
 def _check_columns(state: str, df: DataFrame, given: Sequence[DataFrame]) -> None:
+    for field in df.schema.fields:
+        if (why := _why_no_digest(field.dataType)) is not None:
+            raise ConfigurationError(
+                f"the rows of a correction of {state!r} cannot be told apart by {field.name}, which has {why}. "
+                "Nothing was written. Give newStream a DataFrame without it, or with its to_json."
+            )
     for frame in given:
         found = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
         for field in df.schema.fields:
@@ -291,12 +304,23 @@ def _taken(rows: DataFrame, branch: Branch, signs: Sequence[int]) -> DataFrame:
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
 
 
+def _why_no_digest(kind: DataType) -> str | None:
+    """What in a type has no text of its own as JSON; None without any."""
+    parts = [getattr(kind, name) for name in ("keyType", "elementType", "valueType") if hasattr(kind, name)]
+    parts += [field.dataType for field in getattr(kind, "fields", ())]
+    if kind.typeName() == "variant":
+        return "a variant"
+    if hasattr(kind, "keyType") and parts[0].typeName() in ("binary", "struct", "array", "map", "variant"):
+        return f"a map with keys of type {parts[0].simpleString()}"
+    return next((why for why in map(_why_no_digest, parts) if why is not None), None)
+
+
 def _digest_of(rows: DataFrame) -> str:
-    """A digest of the rows, in whatever order they come."""
+    """A digest of the rows, in whatever order they come and whatever the session's time zone is."""
     from pyspark.sql import functions as F
 
     def text_of(name: str, kind: str) -> Column:
-        return column_of(name).cast("string") if kind.startswith(_NESTED) else column_of(name)
+        return F.to_json(column_of(name), _AS_JSON) if kind.startswith(_NESTED) else column_of(name)
 
     fields = [(field.name, field.dataType.simpleString()) for field in rows.schema.fields]
     nulls = [column_of(name).isNull() for name, _ in fields]  # a hash passes over nulls
