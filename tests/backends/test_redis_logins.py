@@ -253,8 +253,8 @@ def test_a_module_that_a_machine_lacks_is_named(server):
 @pytest.mark.parametrize(("kind", "said"), [("Fails", "ValueError"), ("Bytes", "TypeError"), ("Text", "TypeError")])
 def test_a_provider_that_gives_no_login_is_an_error_without_its_text(kind, said, server, provider):
     store = resolve(f"{server.url}?credentials={provider}:{kind}&retries=1").open("visits")
-    told = rf"{said}, whose .* python -c 'import {provider}; {provider}.{kind}\(\)"
-    with pytest.raises(StoreAuthError, match=told) as caught:
+    message = rf"{said}, whose .* python -c 'import {provider}; {provider}.{kind}\(\)"
+    with pytest.raises(StoreAuthError, match=message) as caught:
         store.load()
     assert "s3cr3t" not in str(caught.value) + repr(caught.value.__cause__)
 
