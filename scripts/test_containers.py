@@ -38,6 +38,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "drop",
         "batch_report",
     )
+    redis += ("commands",)
     redis += (
         "forget",
         "correct",
@@ -67,6 +68,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "swapped",
     )
     spark = (
+        "seed_forgotten",
         "count_windows",
         "dataframes",
         "drpc",

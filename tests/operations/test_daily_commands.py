@@ -439,7 +439,7 @@ def test_on_a_terminal_a_long_command_shows_its_rate_and_its_end(command, url):
     ("args", "fields"),
     [
         (["ledger"], {"ledger", "keys_held", "reports"}),
-        (["vacuum"], {"scanned", "rewritten", "dropped", "txid", "unreadable", "unreadable_keys"}),
+        (["vacuum"], {"scanned", "rewritten", "dropped", "txid", "unreadable", "unreadable_keys", "idle"}),
         (["recount", "--yes"], {"found", "held_before", "written"}),
         (["rollback", "--yes"], {"batch_id", "txid", "next_batch_id"}),
         (["drop", "--yes"], {"records", "foreign", "foreign_keys"}),
