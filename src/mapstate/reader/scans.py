@@ -135,8 +135,3 @@ def read_reports(store: Any, state: str) -> BatchReports:
             state=state,
         ) from error
     return reports
-
-
-def _check_times(reports: list[BatchReport]) -> None:
-    if not are_times([report.at for report in reports]):
-        raise ValueError("a time is not ISO 8601 with an offset")
