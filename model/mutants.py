@@ -709,6 +709,11 @@ class _ComparesBeforeTheWrite(SwappingProtocol):
     compares_ledgers = False
 
 
+class _AsksForNoCorrection(SwappingProtocol):
+    def uncorrected(self, old: tuple[str, ...], new: tuple[str, ...]) -> list[str]:
+        return []
+
+
 class _DropsWithoutAsking(SwappingProtocol):
     drop_asks = ()
 
@@ -769,6 +774,7 @@ _CORRECTED_TWICE = Correcting(name="two corrections", ids=(0, 1), rollbacks=2)
 _TO_NEW, _THERE_AND_BACK = ("swap", 1), (("swap", 1), ("swap", None), ("swap", 1))
 _SWAPPED = Swapping(name="swaps beside batches", operators=(_TO_NEW, ("swap", None)), batches=(1, 1))
 _SWAPPED_AND_READ = Swapping(name="swaps and a reader", operators=_THERE_AND_BACK, calls=3)
+_SWAPPED_CORRECTED = Swapping(name="swaps and a correction", operators=(_TO_NEW, ("swap", None), ("correct", 0)))
 _DROPPED = Swapping(name="a swap and a drop", operators=(_TO_NEW, ("drop", 1)))
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -1008,6 +1014,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "is undone",
     ),
     Mutant("positions are compared before the alias is written", _ComparesBeforeTheWrite, _SWAPPED, "behind v"),
+    Mutant("a swap asks for no correction", _AsksForNoCorrection, _SWAPPED_CORRECTED, "without the correction"),
+    Mutant(
+        "corrections are compared before the alias is written",
+        _ComparesBeforeTheWrite,
+        _SWAPPED_CORRECTED,
+        "without the correction",
+    ),
     Mutant("a drop does not ask the alias", _DropsWithoutAsking, _DROPPED, "which is gone"),
     Mutant("a drop asks the alias before its first write alone", _DropsAfterAskingOnce, _DROPPED, "which is gone"),
     Mutant(

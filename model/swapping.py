@@ -1,10 +1,10 @@
 """Two versions of a state, an alias that leads readers to one of them, and operators. No records; two ledgers.
 
-Drivers commit batches of both versions. Operators swap, go back, keep one version only, and drop. Readers look at the
-alias, also at an old copy of it, and read several keys. Each may die anywhere, or only hang and go on late. A write
-compares the alias, and both ledgers where they are ``joint``.
+Drivers commit batches of both versions. Operators swap, go back, keep one version only, drop, and correct.
+Readers look at the alias, also at an old copy of it, and read several keys. Each may die anywhere, or only hang and go
+on late. A write compares the alias, and both ledgers where they are ``joint``.
 What has to be true is that one call reads one version, that no reader goes back by a swap, and that an alias leads to a
-version that is there, which a swap on joint ledgers has never found behind.
+version that is there, which a swap on joint ledgers has never found behind, nor without a correction of the one before.
 """
 
 from __future__ import annotations
@@ -18,19 +18,22 @@ from typing import Any, ClassVar, NamedTuple
 
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
+from mapstate.maps.operator_list import ListEntry
 from mapstate.operations import swap as operation
 from mapstate.protocol import alias, upkeep
 from mapstate.protocol.alias import AliasRecord
 from mapstate.protocol.ledger_record import DROPPER
 from mapstate.reader.aliased import Alias
 from mapstate.schema import StateType
-from model.protocol import ModelAttempt, Protocol, Refused
+from model.correcting import CorrectingProtocol
+from model.protocol import ModelAttempt, Refused
 from model.world import Label, ViolationError, with_item
 
 __all__ = ["Swapping", "SwappingProtocol", "SwappingSteps"]
 
 NAME = "v"
 VERSIONS = (NAME, "v.2")
+_ID = "a correction"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class Swapping:
     """A world with two versions, which both have their first batch.
 
     ``operators``  what each of them does: ``("swap", version)``, ``("swap", None)`` for --back, ``("keep",)``,
-                   ``("drop", version)``. Each begins where it likes
+                   ``("drop", version)``, ``("correct", version)``, which all have one id. Each begins where it likes
     ``batches``    how many more of each version, by a driver that may be fenced
     ``calls``      of the one reader
     ``old_copies`` a look may find the alias as it was before the last write
@@ -56,17 +59,19 @@ class Swapping:
     def start(self) -> _State:
         """The first batches are made by `SwappingSteps`."""
         drivers = tuple(_Driver(session=at) for at in range(2))
-        return _State((0, 0), None, None, drivers, tuple(_Operator() for _ in self.operators), _Reader())
+        return _State((0, 0), ((), ()), None, None, drivers, tuple(_Operator() for _ in self.operators), _Reader())
 
 
-class SwappingProtocol(Protocol):
+class SwappingProtocol(CorrectingProtocol):
     """The library's rules for aliases, and what `mapstate.operations` and `mapstate.reader.aliased` do around them."""
 
     def __init__(self, state_type: StateType = "opaque") -> None:
         super().__init__(state_type)
         self.planned = cache(self.planned)  # type: ignore[method-assign]
 
-    def planned(self, record: AliasRecord | None, to: int | None, ledgers: tuple[int, int]) -> _Plan | Refused:
+    def planned(
+        self, record: AliasRecord | None, to: int | None, ledgers: tuple[int, int], corrected: Corrected
+    ) -> _Plan | Refused:
         """See `mapstate.operations.swap`: what a swap writes, under what it has read."""
         present = NAME if record is None else record.to
         if to is None:
@@ -81,10 +86,17 @@ class SwappingProtocol(Protocol):
             ledger = operation.complete(self.ledger(new))
             if old:
                 operation.distance(self.ledger(old), ledger, None, force=False)
+            if old and self.uncorrected(corrected[VERSIONS.index(present)], corrected[to]):
+                return Refused("UsageError")
         except MapStateError as error:
             return Refused(type(error).__name__)
         is_kept = record is not None and VERSIONS[to] in record.keeps
         return _Plan(after, None if is_kept else alias.keep(record, NAME, VERSIONS[to]))
+
+    def uncorrected(self, old: tuple[str, ...], new: tuple[str, ...]) -> list[str]:
+        """See `mapstate.operations.swap.uncorrected`: the corrections of one version that another one lacks."""
+        lists = [[ListEntry(kind="correction", id=one, at="", digest="") for one in ids] for ids in (old, new)]
+        return operation.uncorrected(*lists)
 
     def keep_only(self, record: AliasRecord) -> AliasRecord:
         """See `alias.keep_only`."""
@@ -113,6 +125,10 @@ class SwappingProtocol(Protocol):
     """Readers look at the alias: in each "call", for each "key", or "once"."""
     compares_alias = compares_ledgers = keeps_first = True
     drop_asks: tuple[str, ...] = ("first", "again")
+
+
+Corrected = tuple[tuple[str, ...], tuple[str, ...]]
+"""The ids of the corrections that each version counts."""
 
 
 class _Backend:
@@ -150,11 +166,16 @@ class _Driver(NamedTuple):
 
 
 class _Operator(NamedTuple):
-    """``phase`` is the step that comes next; "done" in the end. ``read`` is the alias, ``ledgers`` both or its own."""
+    """``phase`` is the step that comes next; "done" in the end. ``read`` is the alias, ``ledgers`` both or its own.
+
+    ``corrected`` is read with ``ledgers``.
+    """
 
     phase: str = "comes"
     read: AliasRecord | None = None
     ledgers: tuple[int, ...] = ()
+    corrected: Corrected = ((), ())
+    attempt: ModelAttempt | None = None
 
 
 class _Reader(NamedTuple):
@@ -174,6 +195,7 @@ class _State(NamedTuple):
     """Everything at one moment. ``old`` is the alias before the last write of it."""
 
     ledgers: tuple[int, int]
+    corrected: Corrected
     alias: AliasRecord | None
     old: AliasRecord | None
     drivers: tuple[_Driver, ...]
@@ -213,7 +235,7 @@ class SwappingSteps:
                 yield self._driver(state, at, driver)
         for at, operator in enumerate(state.operators):
             if operator.phase != "done":
-                way = {"swap": self._swap, "keep": self._keep, "drop": self._drop}
+                way = {"swap": self._swap, "keep": self._keep, "drop": self._drop, "correct": self._correct}
                 yield way[self.world.operators[at][0]](state, at, operator)
         yield from self._reader(state)
 
@@ -257,8 +279,9 @@ class SwappingSteps:
         if own.phase == "comes":
             return label, state.with_operator(at, _Operator("reads", state.alias))
         if own.phase == "reads":
-            return label, state.with_operator(at, _Operator("writes", own.read, state.ledgers))
-        planned = protocol.planned(own.read, self.world.operators[at][1], own.ledgers)  # type: ignore[misc, arg-type]
+            return label, state.with_operator(at, _Operator("writes", own.read, state.ledgers, state.corrected))
+        to_version = self.world.operators[at][1]  # type: ignore[misc]
+        planned = protocol.planned(own.read, to_version, own.ledgers, own.corrected)  # type: ignore[arg-type]
         if isinstance(planned, Refused):
             return (*label, planned.error), state.with_operator(at, _Operator("done"))
         is_new = protocol.compares_alias and own.read != state.alias
@@ -270,7 +293,34 @@ class SwappingSteps:
         ends = [protocol.shows(state.ledgers[VERSIONS.index(one)]) for one in (present, to)]
         if self.world.joint and None not in ends and ends[0] > ends[1]:  # type: ignore[operator]
             raise ViolationError(f"{to} is swapped to at batch {ends[1]}, behind {present} at {ends[0]}")
+        lacks = {*state.corrected[VERSIONS.index(present)]} - {*state.corrected[VERSIONS.index(to)]}
+        if self.world.joint and lacks:
+            raise ViolationError(f"{to} is swapped to without the correction {min(lacks)} of {present}")
         return label, state.with_alias(planned.after).with_operator(at, _Operator("done"))
+
+    def _correct(self, state: _State, at: int, own: _Operator) -> tuple[Label, _State]:
+        version = self.world.operators[at][1]  # type: ignore[misc]
+        assert version is not None
+        label, done = (
+            (f"operator {at}", "corrects", VERSIONS[version], own.phase),
+            state.with_operator(at, _Operator("done")),
+        )
+        ledger = state.ledgers[version]
+        if not ledger or (own.phase == "comes" and _ID in state.corrected[version]):
+            return (*label, "and need not"), done
+        if own.phase == "comes":
+            begun = self.protocol.begin_correction(ledger, at, ledger)
+            if not isinstance(begun, ModelAttempt):
+                return (*label, begun), done
+            return label, state.with_ledger(version, begun.ledger).with_operator(
+                at, _Operator("commits", attempt=begun)
+            )
+        assert own.attempt is not None
+        after = self.protocol.commit_correction(ledger, own.attempt.txid)
+        if isinstance(after, Refused):
+            return (*label, after.error), done
+        counted = with_item(state.corrected, version, (*state.corrected[version], _ID))
+        return label, done.with_ledger(version, after)._replace(corrected=counted)
 
     def _keep(self, state: _State, at: int, own: _Operator) -> tuple[Label, _State]:
         label, done = (f"operator {at}", "keeps one", own.phase), state.with_operator(at, _Operator("done"))

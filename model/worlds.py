@@ -148,6 +148,9 @@ SMALL: tuple[World | Together | Replans | Following | Forgetting | Correcting | 
     Correcting(name="a correction that is repeated"),
     Correcting(name="two corrections", ids=(0, 1), rollbacks=2),
     Swapping(name="swaps beside batches", operators=(_TO_NEW, ("swap", None)), batches=(1, 1)),
+    Swapping(
+        name="swaps and corrections", operators=(*_THERE_AND_BACK[:2], ("correct", 0), ("correct", 1)), batches=(1, 0)
+    ),
     Swapping(name="swaps and drops", operators=(_TO_NEW, ("keep",), ("drop", 0), ("drop", 1)), batches=(0, 1)),
     Swapping(
         name="swaps and drops, no joint ledgers",

@@ -24,12 +24,14 @@ from mapstate.backends import resolve
 from mapstate.capabilities import FenceToken
 from mapstate.cli.commands import app
 from mapstate.errors import ConfigurationError, CorruptRecordError, StateNotFoundError, UsageError
+from mapstate.maps.operator_list import ListEntry, read_list, write_entries
 from mapstate.maps.serialized import writer_of
 from mapstate.operations.drop import drop
 from mapstate.operations.forget import forget, forget_listed, listed
 from mapstate.operations.states import list_states
 from mapstate.operations.swap import keep_only, swap
 from mapstate.protocol.alias import AliasRecord
+from mapstate.protocol.ledger import Ledger
 from mapstate.schema import Field
 from mapstate.testing import wait_for
 
@@ -237,6 +239,52 @@ def test_a_list_for_other_keys_under_the_same_id_is_refused(url):
     assert open_reader(url, "v.2").multi_get(["a", "b"]) == [{"n": 2}, None]
 
 
+def correct(job: Version, name: str, rows: str = "rows") -> None:
+    """A correction that writes nothing but its entry of the list."""
+    ledger = Ledger(job.store, job.ledger.record.state)
+    seen = ledger.remember()
+    attempt, known = ledger.begin_operator("correction", seen=seen), read_list(job.store, seen)
+    entry = ListEntry(kind="correction", id=name, at="2026-11-28T20:00:00Z", txid=attempt.txid, digest=rows)
+    with writer_of(job.store, attempt.token) as writer:
+        write_entries(writer, seen, attempt, {len(known): entry})
+    ledger.commit_correction(attempt.txid, keys_delta=0)
+
+
+def test_a_version_that_lacks_a_correction_is_refused(url):
+    old, new = versions(url, 5, 5)
+    correct(old, "one")
+    correct(old, "two")
+    correct(new, "one", "other rows")
+    refused(url, "v.2", "lacks corrections of 'v', or has other rows under their ids: 'one', 'two'")
+    refused(url, "v.2", "ids: 'one'[.]", counted=["two"])
+    correct(new, "two")
+    assert swap(url, {"v": "v.2"}, counted=["one"])[0].distance == "not behind"
+    with pytest.raises(UsageError, match=r"'v' lacks corrections of 'v\.2'.*'one'"):
+        swap(url, {"v": None})
+    assert swap(url, {"v": None}, force=True)[0].record.to == "v"
+
+
+def test_a_correction_between_the_comparison_and_the_write_is_compared_anew(url, monkeypatch):
+    old, _ = versions(url, 5, 5)
+    is_cluster = url.startswith("redis+cluster")  # which cannot compare two ledgers in one write
+    on_call(monkeypatch, operation, "distance", 2 if is_cluster else 1, lambda: correct(old, "one"))
+    if is_cluster:
+        assert swap(url, {"v": "v.2"})[0].record.to == "v.2"
+    else:
+        refused(url, "v.2", "lacks corrections")
+
+
+def test_a_swap_says_what_it_did_not_ask(url):
+    versions(url, 5)
+    Version(url, state="v.2", fields=(Field("n", "Max(x)", "bigint"),)).batch_to(5, a=1)
+    (done,) = swap(url, {"v": "v.2"})
+    said = " ".join(done.not_asked)
+    assert "mapstate compare v v.2" in said
+    assert "the job of v.2 goes on: it last committed 2026-11-28T20:00:00Z" in said
+    assert "(Sum(n) bigint, now Max(x) bigint)" in said
+    assert ("between the comparison and the write" in said) == url.startswith("redis+cluster")
+
+
 def test_a_name_may_be_an_alias_alone(url):
     Version(url, state="w.1").batch_to(5, a=1)
     Version(url, state="w.2").batch_to(5, a=2)
@@ -414,9 +462,9 @@ def test_the_commands(tmp_path):
     versions(url, 5, 5)
     assert ran("swap", url, "v").exit_code == 2
     assert ran("swap", url, "v", "--to", "v.2", "--back").exit_code == 2
-    assert (
-        ran("swap", url, "v", "--to", "v.2").stdout == "v -> v.2 (number 1). Not behind. Back: mapstate swap v --back\n"
-    )
+    said = ran("swap", url, "v", "--to", "v.2").stdout.splitlines()
+    assert said[0] == "v -> v.2 (number 1). Not behind. Back: mapstate swap v --back"
+    assert said[1] == "Not asked: whether values are equal (mapstate compare v v.2)."
     assert ran("get", url, "v", "a").stdout == "k\tn\na\t2\n"
     assert ran("get", url, "v", "a", "--exact").stdout == "k\tn\na\t1\n"
     assert ran("ledger", url, "v").stdout.startswith("v -> v.2, swap 1; kept are v, v.2\n")
@@ -440,7 +488,9 @@ def test_the_commands(tmp_path):
     assert ran("swap", url, "v=v.2", "w").exit_code == 2
     Version(url, state="v.3").batch_to(5, a=1)
     Version(url, state="w.2").batch_to(5, a=1)
-    assert len(ran("swap", url, "v=v.3", "w=w.2", "--json").stdout.splitlines()) == 2
+    lines = ran("swap", url, "v=v.3", "w=w.2", "--json").stdout.splitlines()
+    assert [json.loads(line)["distance"] for line in lines] == ["not behind", "not behind"]
+    assert all(json.loads(line)["not_asked"] for line in lines)
 
 
 def test_a_service_follows_the_alias_and_says_which_version_answers(tmp_path):

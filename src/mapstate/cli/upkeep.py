@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from msgspec.structs import asdict
 
 from mapstate.backends import opened
 from mapstate.cli.arguments import (
@@ -22,7 +24,7 @@ from mapstate.cli.arguments import (
     store_url,
     time_of,
 )
-from mapstate.cli.show import AskingOutput, Output, keys_held, progress
+from mapstate.cli.show import AskingOutput, Output, keys_held, progress, say
 from mapstate.errors import UsageError, shown
 from mapstate.maps.operator_list import read_list
 from mapstate.operations.adopt import FORMER_OWNER, Adopted
@@ -183,13 +185,19 @@ def swap(
     back: Annotated[bool, typer.Option("--back", help="the version before the last swap")] = False,
     keep: Annotated[bool, typer.Option("--keep-only", help="let all versions but the present one be dropped")] = False,
     drops: Annotated[list[str], typer.Option(metavar="FIELD", help="a field that readers lose; once for each")] = [],  # noqa: B006
+    counted: Annotated[
+        list[str],
+        typer.Option(metavar="ID", help="a correction whose rows the version's history has; once for each"),
+    ] = [],  # noqa: B006
     max_lag: Annotated[
         float | None,
         typer.Option(
             min=0, help="seconds between the last commits, where offsets cannot be compared", show_default=False
         ),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="also to a version that is behind")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="also to a version that is behind, or lacks corrections")
+    ] = False,
     one_by_one: Annotated[
         bool, typer.Option(help="several names, on a store that cannot swap them in one write")
     ] = False,
@@ -209,14 +217,22 @@ def swap(
     done = swap_aliases(
         *(url, {name: None if back else to or version for name, version in pairs.items()}),
         drops=drops,
+        counted=counted,
         max_lag=max_lag,
         force=force,
         one_by_one=one_by_one,
     )
-    for record, distance in done:
+    for record, distance, not_asked in done:
         back_by = f" Back: mapstate swap {record.alias} --back" if record.before else ""
         said = f"{record.alias} -> {record.to} (number {record.number}). {distance[:1].upper()}{distance[1:]}.{back_by}"
-        out.answer(record, said)
+        told = [said, *(f"Not asked: {one}." for one in not_asked)]
+        document = {**asdict(record), "distance": distance, "not_asked": not_asked}
+        out.answer(document, partial(_say_all, told))
+
+
+def _say_all(lines: Sequence[str]) -> None:
+    for line in lines:
+        say(line)
 
 
 def adopt(

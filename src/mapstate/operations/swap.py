@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cache
 from typing import Any, NamedTuple
@@ -12,7 +12,7 @@ from mapstate.backends import check_state_name, opened
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FenceToken, LedgerStore, ListsStates, Swap
 from mapstate.errors import CorruptRecordError, StateNotFoundError, UsageError, shown
-from mapstate.maps.operator_list import of_kind, read_list
+from mapstate.maps.operator_list import ListEntry, of_kind, read_list
 from mapstate.protocol import alias
 from mapstate.protocol.alias import ALIAS_SUFFIX, AliasRecord, decode_alias, encode_alias, is_alias
 from mapstate.protocol.ledger_record import DROPPER, LedgerRecord
@@ -22,10 +22,11 @@ from mapstate.protocol.ways_back import behind_by
 
 
 class Swapped(NamedTuple):
-    """A swap that was done: the alias, and what is to be said of how far both versions were."""
+    """A swap that was done: the alias, how far both versions were, and what it did not ask or compare, in words."""
 
     record: AliasRecord
     distance: str
+    not_asked: tuple[str, ...]
 
 
 def swap(
@@ -33,6 +34,7 @@ def swap(
     to: Mapping[str, str | None],
     *,
     drops: Sequence[str] = (),
+    counted: Sequence[str] = (),
     max_lag: float | None = None,
     force: bool = False,
     one_by_one: bool = False,
@@ -46,9 +48,10 @@ def swap(
         backend_or_url: The store of all versions.
         to: The version for each name.
         drops: Fields that the new versions need not have.
+        counted: Ids of corrections that the new versions need not have, because their history has the rows.
         max_lag: Where offsets cannot be compared, seconds that the new version's last commit may be older than the old
             one's.
-        force: Do not compare how far they are.
+        force: Do not compare how far they are, nor which corrections they have.
         one_by_one: Swap in one write for each name where the store has no other.
 
     Raises:
@@ -73,19 +76,19 @@ def swap(
                 "this store cannot change several aliases in one write. Nothing was written. --one-by-one swaps one "
                 "after the other, so for a moment readers of two names may read versions that do not belong together."
             )
+        asked = _Asked(drops, counted, max_lag, force)
         done: list[Swapped] = []
         parts = [list(to)] if len(commit_domains(places)) == 1 else [[name] for name in to]
         for name in to if len(parts) > 1 else ():  # what one refuses stops all
-            _planned(store_of, lambda one: store_of(one).load(), name, to[name], drops, max_lag=max_lag, force=force)
+            _planned(store_of, lambda one: store_of(one).load(), name, to[name], asked)
         for part in parts:
             while True:  # another turn means that an alias was swapped, or a batch came, meanwhile
                 load = cache(lambda name: store_of(name).load())  # a version may be of two names
-                planned = [
-                    _planned(store_of, load, name, to[name], drops, max_lag=max_lag, force=force) for name in part
-                ]
+                planned = [_planned(store_of, load, name, to[name], asked) for name in part]
                 swaps = {one.store: one for each in planned for one in each.swaps}
                 found, keeping = list(swaps.values()), list[Swap]()
-                if len(commit_domains([one.store for one in found])) > 1:
+                stores_of = [one.store for one in found]
+                if len(commit_domains(stores_of)) > 1:
                     # A drop asks for what is kept after its first write, and the ledgers are read again after this one.
                     keeping = [each.keeping for each in planned if each.keeping is not None]
                     found = keeping or [each.swaps[0] for each in planned]
@@ -93,8 +96,20 @@ def swap(
                 written = first.swap(*found[0][1:]) if len(found) == 1 else first.swap_all(found)
                 if written is not None and not keeping:
                     break
-            done += [Swapped(each.record, each.distance) for each in planned]
+            apart = (
+                ["a batch that came between the comparison and the write"] if len(commit_domains(stores_of)) > 1 else []
+            )
+            done += [Swapped(each.record, each.distance, (*each.not_asked, *apart)) for each in planned]
         return done
+
+
+class _Asked(NamedTuple):
+    """What an operator lets a swap pass over, see `swap`."""
+
+    drops: Sequence[str]
+    counted: Sequence[str]
+    max_lag: float | None
+    force: bool
 
 
 class _Planned(NamedTuple):
@@ -102,13 +117,12 @@ class _Planned(NamedTuple):
 
     record: AliasRecord
     distance: str
+    not_asked: list[str]
     swaps: list[Swap]
     keeping: Swap | None
 
 
-def _planned(
-    store_of: Any, load: Any, name: str, to: str | None, drops: Sequence[str], *, max_lag: float | None, force: bool
-) -> _Planned:
+def _planned(store_of: Any, load: Any, name: str, to: str | None, asked: _Asked) -> _Planned:
     place = store_of(f"{name}{ALIAS_SUFFIX}")
     stored = place.load()
     record = None if stored is None else decode_alias(stored[0], name)
@@ -130,15 +144,32 @@ def _planned(
         return Swap(place, encode_alias(one), version, FenceToken(0, one.number, closed=True))
 
     swaps = [written(after), Swap(store_of(to), new[0], new[1], ledger.fence())]
-    said = "there was no state of this name before"
+    said, not_asked = "there was no state of this name before", list[str]()
     if old is not None:
         before = decode_ledger(old[0], present)
-        _check_schema(before, ledger, drops)
-        _check_forgotten(store_of(present), before, store_of(to), ledger, force=force)
-        said = distance(before, ledger, max_lag, force=force)
+        _check_schema(before, ledger, asked.drops)
+        lists = read_list(store_of(present), before), read_list(store_of(to), ledger)
+        _check_forgotten(before, lists[0], ledger, lists[1], force=asked.force)
+        _check_corrected(before, lists[0], ledger, lists[1], asked)
+        said = distance(before, ledger, asked.max_lag, force=asked.force)
         swaps.append(Swap(store_of(present), old[0], old[1], before.fence()))
+        not_asked = _not_asked(before, ledger)
     is_kept = record is not None and to in record.keeps
-    return _Planned(after, said, swaps, None if is_kept else written(alias.keep(record, name, to)))
+    return _Planned(after, said, not_asked, swaps, None if is_kept else written(alias.keep(record, name, to)))
+
+
+def _not_asked(old: LedgerRecord, new: LedgerRecord) -> list[str]:
+    """What a swap does not know of two versions whose ledgers it has compared."""
+    kinds = [{field.name: f"{field.aggregator} {field.type}" for field in one.fields} for one in (old, new)]
+    others = [
+        f"{name} ({kind}, now {kinds[1][name]})" for name, kind in kinds[0].items() if kinds[1].get(name, kind) != kind
+    ]
+    last = None if new.last_commit is None else new.last_commit.at
+    return [
+        f"whether values are equal (mapstate compare {old.state} {new.state})",
+        *([f"whether readers know the other meaning of {', '.join(others)}"] if others else []),
+        f"whether the job of {new.state} goes on: it last committed {last or 'at an unknown time'}",
+    ]
 
 
 def complete(ledger: LedgerRecord) -> LedgerRecord:
@@ -180,11 +211,32 @@ def _has_same_windows(old: LedgerRecord, new: LedgerRecord) -> bool:
     return old.windows.definition.is_same(new.windows.definition)
 
 
-def _check_forgotten(old_store: Any, old: LedgerRecord, new_store: Any, new: LedgerRecord, *, force: bool) -> None:
+def uncorrected(old: Iterable[ListEntry], new: Iterable[ListEntry]) -> list[str]:
+    """The ids of corrections in the list of one version that the list of another one lacks, or has of other rows."""
+    has = {(entry.id, entry.digest) for entry in of_kind(new, "correction").values()}
+    return [entry.id for entry in of_kind(old, "correction").values() if (entry.id, entry.digest) not in has]
+
+
+def _check_corrected(
+    old: LedgerRecord, known: Sequence[ListEntry], new: LedgerRecord, has: Sequence[ListEntry], asked: _Asked
+) -> None:
+    """Raise UsageError where the new version may lack rows by which the old one was corrected."""
+    lacking = [name for name in uncorrected(known, has) if name not in asked.counted]
+    if lacking and not asked.force:
+        raise UsageError(
+            f"{new.state!r} lacks corrections of {old.state!r}, or has other rows under their ids: "
+            f"{', '.join(map(shown, lacking))}. Nothing was written. Correct it with the same rows and ids; --counted "
+            "ID where its history has the rows; --force swaps anyway."
+        )
+
+
+def _check_forgotten(
+    old: LedgerRecord, known: Sequence[ListEntry], new: LedgerRecord, has_done: Sequence[ListEntry], *, force: bool
+) -> None:
     """Raise UsageError where the new version may hold keys that the old one has forgotten."""
-    done = {(entry.id, entry.digest): entry for entry in read_list(new_store, new) if entry.purged is not None}
+    done = {(entry.id, entry.digest): entry for entry in has_done if entry.purged is not None}
     lacking = []
-    for entry in of_kind(read_list(old_store, old), "forget").values():
+    for entry in of_kind(known, "forget").values():
         has = done.get((entry.id, entry.digest))
         behind = [""] if has is None else behind_by(entry.offsets, has.offsets)
         if behind or (behind is None and not force):
