@@ -8,10 +8,9 @@ from typing import Any
 
 import msgspec
 import pytest
-import rolled
 from aerospike_stand_in import NAMESPACE, Cluster, StandInBackend
 from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
-from rolling import FIELDS, HOURS, MINUTE, T0, Rolled
+from rolled import HOURS, MINUTE, T0, TENS, Rolled, Row, keyed
 from states import Job, form_of
 from typer.testing import CliRunner
 
@@ -46,12 +45,12 @@ def run(*args: Any) -> Any:
     return CliRunner().invoke(app, [str(one) for one in args])
 
 
-def of_batches(url: str, **changes: Any) -> Rolled:
+def of_batches(url: str, windows: Any = TENS, **changes: Any) -> Rolled:
     """Two batches; the second one folds tiles of the first."""
-    state = Rolled(url, **changes)
-    state.batch(("a", 3, 5), ("a", 8, 7), ("b", 12, 1))
-    state.batch(("a", 21, 2), ("b", 23, 4), ("c", 124, 9))
-    state.batch(("a", 126, 3))
+    state = keyed(url, windows, **changes)
+    state.batch(Row(3, "a", 5), Row(8, "a", 7), Row(12, "b", 1))
+    state.batch(Row(21, "a", 2), Row(23, "b", 4), Row(124, "c", 9))
+    state.batch(Row(126, "a", 3))
     return state
 
 
@@ -59,7 +58,7 @@ def check(url: str, state: Rolled, *ends: int) -> None:
     """Every key is right as of now, the watermark and later times."""
     with open_reader(url, "s") as reader:
         for key in "abc":
-            assert reader.get(key) == state.right(key, 126, live=True), key
+            assert reader.get(key) == state.right(key), key
             for end in (126, 130, 190, *ends):
                 assert reader.get(key, at=end) == state.right(key, end), (key, end)
 
@@ -70,7 +69,7 @@ def check(url: str, state: Rolled, *ends: int) -> None:
 def test_get_shows_values_as_of_a_time(url):
     state = of_batches(url, retention=200)
     now = run("get", url, "s", "a", "--json")
-    assert json.loads(now.stdout) == {"key": {"k": "a"}, "value": state.right("a", 126, live=True)}
+    assert json.loads(now.stdout) == {"key": {"k": "a"}, "value": state.right("a")}
     for at, end in (("20", 20), ("22", 20), ("watermark", 126)):
         done = run("get", url, "s", "a", "b", "--at", at, "--json")
         rows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -98,8 +97,8 @@ def test_get_has_no_time_for_another_state(url):
 
 
 def test_get_of_timestamps(url):
-    state = Rolled(url, windows=HOURS)
-    state.batch(("a", T0 - 90 * MINUTE, 3), ("a", T0 - 7 * MINUTE, 4))
+    state = keyed(url, HOURS)
+    state.batch(Row(T0 - 90 * MINUTE, "a", 3), Row(T0 - 7 * MINUTE, "a", 4))
     done = run("get", url, "s", "a", "--at", "2026-11-27T12:00:00+02:00", "--json")
     assert json.loads(done.stdout)["value"] == state.right("a", T0)
     said = run("get", url, "s", "a", "--at", "2026-11-27T10:03:00Z").stderr
@@ -116,7 +115,7 @@ def test_the_ledger_says_its_windows_and_from_when_on_they_can_be_read(url):
     assert "can be read as of 70 or later" in text
     document = json.loads(run("ledger", url, "s", "--json").stdout)
     assert document["ledger"]["rolling"]["horizon"] == 14
-    Rolled(url, name="hours", windows=HOURS, lag="10 minutes").batch(("a", T0, 1))
+    keyed(url, HOURS, state="hours", lag="10 minutes").batch(Row(T0, "a", 1))
     text = " ".join(run("ledger", url, "hours").stdout.split())
     assert "1_hour by 300 s, 24_hours by 3600 s, lifetime unit 300 s, lag 600 s" in text
     assert "can be read as of any time" in text
@@ -128,7 +127,7 @@ def test_watch_shows_the_windows(url):
     state = of_batches(url)
     look = json.loads(run("watch", url, "s", "--count", "1", "--json").stdout)
     found = {row["key"]["k"]: row["value"] for row in look["rows"]}
-    assert found == {key: state.right(key, 126, live=True) for key in "abc"}
+    assert found == {key: state.right(key) for key in "abc"}
     lines = run("watch", url, "s", "a", "--count", "1").stdout.splitlines()
     assert lines[1].split("\t")[0] == "a"
 
@@ -142,15 +141,15 @@ def test_an_advance_says_which_tiles_may_be_joined_where_a_watermark_stands(url)
     assert (done.exit_code, "can be read from then on" in done.stderr + done.stdout) == (0, True), done.stderr
     (found,) = [one for one in examine(url, "s") if one.subject == "watermark"]
     assert found.found.endswith("and the next batch advances it to 120")
-    attempted = state.attempt(("a", 130, 1))
+    attempted = state.attempt(Row(130, "a", 1))
     with open_reader(url, "s") as reader:
         assert reader.get("a", at="watermark") == state.right("a", 120)  # though no commit has it
         with pytest.raises(WindowGoneError):
             reader.get("a", at=110)
-    state.commit(attempted, ("a", 130, 1))
+    state.commit(attempted)
     with open_reader(url, "s") as reader:
         assert reader.watermark().time == 120
-        assert {key: reader.get(key) for key in "abc"} == {key: state.right(key, 131, live=True) for key in "abc"}
+        assert {key: reader.get(key) for key in "abc"} == {key: state.right(key) for key in "abc"}
     assert "mapstate get" in run("windows", url, "s", "a").stderr
 
 
@@ -173,7 +172,7 @@ def test_no_advance_goes_beyond_the_rows_where_times_are_numbers(url):
 
 def test_the_doctor_says_that_a_watermark_stands(url):
     state = of_batches(url)
-    attempted = state.attempt(("a", 900, 1))
+    attempted = state.attempt(Row(900, "a", 1))
     assert state.ledgers is not None
     last = state.record.last_windows()
     stands = msgspec.structs.replace(last, before=last.watermark, newest=900)
@@ -186,7 +185,7 @@ def test_the_doctor_says_that_a_watermark_stands(url):
 
 def test_the_doctor_advises_nothing_that_is_refused_where_a_clock_is_wrong(url):
     """The watermark of rolling windows is not put back."""
-    record = of_batches(url, windows=HOURS).record
+    record = of_batches(url, HOURS).record
     assert record.last_commit is not None
     done = msgspec.structs.replace(record.last_windows(), jump=9 * MINUTE)
     record = msgspec.structs.replace(record, last_commit=msgspec.structs.replace(record.last_commit, windows=done))
@@ -211,7 +210,7 @@ def test_an_export_has_all_columns_as_of_its_start(url, tmp_path):
     to = tmp_path / "x.jsonl"
     done = json.loads(run("export", url, "s", "--to", to, "--json").stdout)
     assert (done["rows"], done["end"], done["is_one_batch"]) == (3, 125, True)
-    assert rows_of(to) == {key: state.right(key, 126, live=True) for key in "abc"}
+    assert rows_of(to) == {key: state.right(key) for key in "abc"}
     assert "Its windows end at 125." in run("export", url, "s", "--to", to).stdout
     for form in ("csv", "parquet"):
         assert export(url, "s", tmp_path / f"x.{form}", FORMATS[form]).rows == 3
@@ -233,8 +232,8 @@ class Names(CombinerAggregator):
 
 
 def test_a_command_that_needs_a_users_own_combiner_names_its_field(url, tmp_path):
-    job = rolled.Rolled(url, serializer=form_of(url), aggregates={"names": Names(), "rows": Count()})
-    job.batch(rolled.Row(5, "ann", 3), rolled.Row(7, "ann", 4))
+    job = Rolled(url, serializer=form_of(url), aggregates={"names": Names(), "rows": Count()})
+    job.batch(Row(5, "ann", 3), Row(7, "ann", 4))
     for command in (["get", url, "s", "ann"], ["export", url, "s", "--to", tmp_path / "all.csv"]):
         done = run(*command)
         assert (done.exit_code, "the field 'names' is a Names" in done.stderr) == (2, True), done.output
@@ -257,7 +256,7 @@ def test_an_interrupted_export_begins_anew(url, tmp_path):
     assert part.exists()
     done = export(url, "s", to, FORMATS["jsonl"])
     assert (done.rows, done.resumed) == (3, 0)
-    assert rows_of(to)["a"] == state.right("a", 126, live=True)
+    assert rows_of(to)["a"] == state.right("a")
 
 
 # The commands that write
@@ -275,9 +274,9 @@ def test_a_vacuum_settles_what_orphaned_attempts_have_left(url):
     if url.startswith("memory"):
         pytest.skip("a store of one process")
     state = of_batches(url)
-    state.attempt(("a", 500, 77), ("new", 3, 1), ("b", 24, 5))
-    state.attempt(("b", 130, 5))
-    right = {key: state.right(key, 126, live=True) for key in "abc"}
+    state.attempt(Row(500, "a", 77), Row(3, "new", 1), Row(24, "b", 5))
+    state.attempt(Row(130, "b", 5))
+    right = {key: state.right(key) for key in "abc"}
     assert run("vacuum", url, "s").exit_code == 2  # an attempt is in flight
     done = vacuum(url, "s", take_over=True)
     written = (2, 1) if isinstance(state.store, FencedWrites) else (4, 0)  # without a fence all, the new key as absent
@@ -287,9 +286,8 @@ def test_a_vacuum_settles_what_orphaned_attempts_have_left(url):
     check(url, state)
     record = read_ledger(resolve(url).open("s"), "s")
     assert (record.dead, record.keys_held()) == ((), 3)
-    again = Rolled(url)
-    again.next, again.rows = 3, state.rows
-    again.batch(("a", 131, 4), ("b", 24, 5))
+    again = state.restarted()
+    again.batch(Row(131, "a", 4), Row(24, "b", 5))
     with open_reader(url, "s") as reader:
         for key in "ab":
             assert reader.get(key, at=135) == again.right(key, 135)
@@ -299,22 +297,22 @@ def test_a_vacuum_keeps_the_keys_of_orphaned_attempts_as_absent_where_the_store_
     cluster = Cluster()
     try:
         backend = StandInBackend((("127.0.0.1", cluster.port),), NAMESPACE)
-        state = Rolled(backend)
-        state.batch(("a", 3, 5), ("b", 12, 1))
-        state.batch(("a", 121, 2), ("c", 124, 9))
-        state.attempt(("a", 500, 77), ("new", 3, 1))
+        state = keyed(backend)
+        state.batch(Row(3, "a", 5), Row(12, "b", 1))
+        state.batch(Row(121, "a", 2), Row(124, "c", 9))
+        state.attempt(Row(500, "a", 77), Row(3, "new", 1))
         for _ in range(2):
             assert vacuum(backend, "s", take_over=True).rewritten == 4
             with open_reader(backend, "s") as reader:
                 found = {key[0]: value for key, value in reader.scan()}
-                assert found == {key: state.right(key, 124, live=True) for key in "abc"}
+                assert found == {key: state.right(key) for key in "abc"}
     finally:
         cluster.close()
 
 
 def test_a_vacuum_that_dies_changes_no_value(url, monkeypatch):
     state = of_batches(url)
-    state.attempt(("a", 500, 77), ("b", 24, 5))
+    state.attempt(Row(500, "a", 77), Row(24, "b", 5))
 
     def dies(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -333,10 +331,10 @@ BOUNDED = ((10, 5), (100, 10))
 
 def with_an_idle_key(url: Any, **changes: Any) -> Rolled:
     """Three keys, of which "a" has no row in any window that can be asked for any more: the horizon is 500."""
-    state = Rolled(url, windows=BOUNDED, **changes)
-    state.batch(("a", 3, 5), ("a", 8, 7), ("b", 12, 1))
-    state.batch(("b", 500, 2), ("c", 404, 9))
-    state.batch(("b", 503, 4))
+    state = keyed(url, BOUNDED, **changes)
+    state.batch(Row(3, "a", 5), Row(8, "a", 7), Row(12, "b", 1))
+    state.batch(Row(500, "b", 2), Row(404, "c", 9))
+    state.batch(Row(503, "b", 4))
     return state
 
 
@@ -375,7 +373,7 @@ def goes_idle(url: Any) -> None:
     state = with_an_idle_key(url)
     fenced = isinstance(state.store, FencedWrites)
     with open_reader(url, "s") as reader:
-        assert reader.get("a") == state.right("a", 503, live=True)  # zeros, for as long as the record is there
+        assert reader.get("a") == state.right("a")  # zeros, for as long as the record is there
     assert (held(url), stored_keys(url)) == (3, 3)
     done = vacuum(url, "s")
     assert (done.idle, done.dropped) == (1, 1 if fenced else 0)
@@ -385,9 +383,9 @@ def goes_idle(url: Any) -> None:
     assert [one for one in examine(url, "s") if one.severity != "ok" and not one.subject.endswith(of_servers)] == []
     again = vacuum(url, "s")
     assert (again.idle, held(url)) == (0, 2)
-    later = Rolled(url, windows=BOUNDED)
-    later.next, later.rows = 3, [row for row in state.rows if row[0] != "a"]
-    later.batch(("a", 520, 4))
+    later = state.restarted()
+    later.committed = [[row for row in state.rows if row.user != "a"]]
+    later.batch(Row(520, "a", 4))
     assert held(url) == 3
     with open_reader(url, "s") as reader:
         for end in (520, 540, 700):
@@ -395,24 +393,23 @@ def goes_idle(url: Any) -> None:
 
 
 def test_a_key_stays_for_as_long_as_a_time_can_be_asked_for_at_which_it_has_a_row(url):
-    state = Rolled(url, windows=BOUNDED)
-    state.batch(("a", 100, 5), ("b", 120, 1))
-    state.batch(("b", 900, 2))  # the watermark is 900 from here on, and the horizon 120
+    state = keyed(url, BOUNDED)
+    state.batch(Row(100, "a", 5), Row(120, "b", 1))
+    state.batch(Row(900, "b", 2))  # the watermark is 900 from here on, and the horizon 120
     assert vacuum(url, "s").idle == 0
     with open_reader(url, "s") as reader:
         for end in (120, 150, 195, 900):
             assert reader.multi_get(list("ab"), at=end) == [state.right(key, end) for key in "ab"]
-    state = Rolled(url, windows=BOUNDED)
-    state.next = 2
-    state.batch(("b", 901, 2))
+    state = state.restarted()
+    state.batch(Row(901, "b", 2))
     assert vacuum(url, "s").idle == 1
 
 
 def test_no_key_is_idle_where_there_is_a_lifetime(url):
-    state = Rolled(url)
-    state.batch(("a", 3, 5), ("b", 12, 1))
-    state.batch(("b", 5000, 2))
-    state.batch(("b", 5001, 2))
+    state = keyed(url)
+    state.batch(Row(3, "a", 5), Row(12, "b", 1))
+    state.batch(Row(5000, "b", 2))
+    state.batch(Row(5001, "b", 2))
     done = vacuum(url, "s")
     assert (done.idle, done.dropped, held(url)) == (0, 0, 2)
     with open_reader(url, "s") as reader:
@@ -422,7 +419,7 @@ def test_no_key_is_idle_where_there_is_a_lifetime(url):
 @pytest.mark.parametrize("step", ["before its commit", "after it"])
 def test_a_vacuum_of_idle_keys_that_dies_leaves_a_number_of_keys_that_is_right(url, step, monkeypatch):
     state = with_an_idle_key(url)
-    before = {key: state.right(key, 503, live=True) for key in "abc"}
+    before = {key: state.right(key) for key in "abc"}
 
     def dies(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
@@ -448,9 +445,8 @@ def test_a_vacuum_of_idle_keys_that_dies_leaves_a_number_of_keys_that_is_right(u
     else:
         assert held(url) == 2
         check_without(url, state)
-    later = Rolled(url, windows=BOUNDED)
-    later.next, later.rows = 3, state.rows
-    later.batch(("c", 504, 6))  # fences the vacuum
+    later = state.restarted()
+    later.batch(Row(504, "c", 6))  # fences the vacuum
     assert held(url) == (3 if step == "before its commit" else 2)
     done = vacuum(url, "s")
     assert (done.idle, held(url)) == (1 if step == "before its commit" else 0, 2)
@@ -462,12 +458,11 @@ def test_a_batch_that_begins_between_both_attempts_of_a_vacuum_fences_only_the_s
     if url.startswith("memory"):
         pytest.skip("a store of one process")
     state = with_an_idle_key(url)
-    commit, later = Ledger.commit_vacuum, Rolled(url, windows=BOUNDED)
-    later.next, later.rows = 3, state.rows
+    commit, later = Ledger.commit_vacuum, state.restarted()
 
     def then_a_batch(self: Any, *args: Any, **options: Any) -> None:
         commit(self, *args, **options)
-        later.attempt(("c", 504, 6))
+        later.attempt(Row(504, "c", 6))
 
     with monkeypatch.context() as patched:
         patched.setattr("mapstate.operations.vacuum.Ledger.commit_vacuum", then_a_batch)
@@ -503,7 +498,7 @@ def test_a_rolling_state_is_dropped(url):
     assert drop(url, "s").records == 3
     with pytest.raises(StateNotFoundError):
         open_reader(url, "s")
-    Rolled(url, windows=((20, 10),)).batch(("a", 3, 5))  # with other windows
+    keyed(url, ((20, 10),)).batch(Row(3, "a", 5))  # with other windows
 
 
 def test_records_of_tiles_are_not_adopted(url):
@@ -534,7 +529,7 @@ def test_a_page_of_removed_keys_is_not_taken_for_tiles(url):
 def test_a_record_of_a_removed_key_is_read_back(url):
     """A store without a fence keeps such records in a vacuum."""
     state = of_batches(url)
-    codec = RecordCodec(serializer(state.form), "s", "opaque", FIELDS, state.record.field_counts, in_tiles=True)
+    codec = RecordCodec(serializer(state.form), "s", "opaque", state.fields, state.record.field_counts, in_tiles=True)
     before = Tiles([5, 6], [[1, 2], [3, 4], [None, 6]])
     records: list[Any] = [(7, None, None), (8, None, before), (9, before, None), (10, before, before)]
     read = codec.loads(["a", "b", "c", "d"], codec.dumps(records))

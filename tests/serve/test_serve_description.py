@@ -8,7 +8,7 @@ import pytest
 import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rolling import Rolled
+from rolled import Row, keyed
 from schemathesis.checks import not_a_server_error
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
@@ -30,7 +30,7 @@ def api(tmp_path_factory):
     attempt = state.begin()
     state.write(attempt, {0: {"a": 3}})
     state.commit(attempt, {0}, watermark=12)
-    Rolled(url, "rolling").batch(("a", 3, 1))
+    keyed(url, state="rolling").batch(Row(3, "a", 1))
     with serving(url) as served:
         yield schemathesis.openapi.from_url(f"{served.address}/openapi.json").exclude(path="/events")  # without an end
 

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
 from openapi_spec_validator import validate
-from rolled import Rolled as OfRows
-from rolled import Row
-from rolling import HOURS, MINUTE, T0, TENS, Rolled
+from rolled import HOURS, MINUTE, T0, TENS, Rolled, Row, keyed
 from service import client_of, problem
 from states import Job, made_of_one_batch
 
@@ -25,7 +23,7 @@ from mapstate.serve.drpc import PinnedStates
 from mapstate.serve.states import States
 from mapstate.values import plain
 
-ROWS = [("a", 3, 5), ("a", 8, 7), ("b", 12, 1), ("a", 21, 2), ("b", 23, 4), ("c", 24, 9)]
+ROWS = [Row(3, "a", 5), Row(8, "a", 7), Row(12, "b", 1), Row(21, "a", 2), Row(23, "b", 4), Row(24, "c", 9)]
 
 
 @pytest.fixture(params=["sqlite", REDIS, CLUSTER, AEROSPIKE])
@@ -35,7 +33,7 @@ def url(request: Any, tmp_path: Path) -> str:
 
 @pytest.fixture
 def tens(url: Any) -> Rolled:
-    state = Rolled(url, retention=50)
+    state = keyed(url, retention=50)
     state.batch(*ROWS[:3])
     state.batch(*ROWS[3:])
     return state
@@ -49,7 +47,7 @@ def lines_of(answer: Any) -> list[Any]:
 def test_one_key_as_of_now_a_time_and_the_watermark(url, tens):
     with client_of(url) as client:
         now = client.get("/states/s/values?k=a").json()
-        assert now["value"] == tens.right("a", 24, live=True)
+        assert now["value"] == tens.right("a")
         assert (now["as_of"]["end"], now["as_of"]["watermark"], now["as_of"]["batch_id"]) == (20, 24, 1)
         for at, end in (("10", 10), ("12", 10), ("-7", -10), ("watermark", 20), ("1000", 1000)):
             found = client.get("/states/s/values", params={"k": "a", "at": at}).json()
@@ -72,7 +70,7 @@ def test_many_keys_of_one_time_and_of_a_time_for_each(url, tens):
         assert each["as_of"]["end"] == [5, 20, 1000]
         assert asked(keys=["a"], at=[15])["as_of"]["end"] == [15]
         some = asked(keys=["a", "b"], at=None, columns=["total_10", "rows_lifetime"])
-        whole = [tens.right(key, 24, live=True) for key in ("a", "b")]
+        whole = [tens.right(key) for key in ("a", "b")]
         assert some["values"] == [{name: one[name] for name in ("total_10", "rows_lifetime")} for one in whole]
         assert asked(keys=[], at=15) | {"as_of": None} == {"state": "s", "as_of": None, "values": []}
         marked = asked(keys=["a"], at="watermark")
@@ -81,13 +79,13 @@ def test_many_keys_of_one_time_and_of_a_time_for_each(url, tens):
 
 def test_a_scan_has_one_end(url, tens):
     with client_of(url) as client:
-        for at, end, live in ((None, 20, True), ("15", 15, False), ("watermark", 20, False)):
+        for at, end, asked in ((None, 20, None), ("15", 15, 15), ("watermark", 20, "watermark")):
             query = {"at": at} if at else {}
             *lines, last = lines_of(client.get("/states/s/scan", params=query))
             heads = [line["as_of"] for line in lines if "as_of" in line]  # of each page: a cluster has one per node
             assert {(head["end"], head["watermark"]) for head in heads} == {(end, 24)}
             assert {line["key"]["k"]: line["value"] for line in lines if "key" in line} == {
-                key: tens.right(key, end, live=live) for key in "abc"
+                key: tens.right(key, asked) for key in "abc"
             }
             assert [line["is_end"] for line in lines if "is_end" in line] == [False] * len(heads)
             assert last == {"is_end": True, "keys": 3}
@@ -98,8 +96,8 @@ def test_a_scan_has_one_end(url, tens):
 
 
 def test_timestamps_are_text_with_a_zone(url):
-    state = Rolled(url, windows=HOURS)
-    state.batch(("a", T0 - 90 * MINUTE, 3), ("a", T0 - 7 * MINUTE, 4))
+    state = keyed(url, HOURS)
+    state.batch(Row(T0 - 90 * MINUTE, "a", 3), Row(T0 - 7 * MINUTE, "a", 4))
     with client_of(url) as client:
         found = client.get("/states/s/values", params={"k": "a", "at": "2026-11-27T12:02:00+02:00"}).json()
         assert found["value"] == state.right("a", T0)
@@ -117,7 +115,7 @@ def test_timestamps_are_text_with_a_zone(url):
 
 @pytest.mark.parametrize("windows", [TENS, HOURS])
 def test_before_the_first_batch_there_is_nothing_and_no_end(url, windows):
-    Rolled(url, windows=windows).attempt(("a", 3, 5))
+    keyed(url, windows).attempt(Row(3, "a", 5))
     with client_of(url) as client:
         found = client.get("/states/s/values?k=a&at=watermark").json()
         assert (found["value"], found["as_of"]["end"], found["as_of"]["watermark"]) == (None, None, None)
@@ -170,8 +168,8 @@ def test_another_state_has_no_time(url):
 
 
 def test_a_key_column_at_is_named_with_key_in_front(url):
-    state = Rolled(url, key="at")
-    state.batch(("x", 3, 5), ("x", 21, 7))
+    state = keyed(url, key="at")
+    state.batch(Row(3, "x", 5), Row(21, "x", 7))
     with client_of(url) as client:
         found = client.get("/states/s/values", params={"key.at": "x", "at": "watermark"}).json()
         assert found["value"] == state.right("x", 21)
@@ -188,16 +186,16 @@ def test_a_tag_holds_until_the_next_commit_or_the_next_end(url, tens):
         for at, tag in tags.items():
             assert asked(tag, at).status_code == 304
         assert asked(None, "&at=12").headers["etag"] == tags["&at=10"]  # of the same tile
-        tens.attempt(("a", 30, 1))  # not committed
+        tens.attempt(Row(30, "a", 1))  # not committed
         assert asked(tags["&at=15"], "&at=15").status_code == 304
-        tens.batch(("c", 24, 1))
+        tens.batch(Row(24, "c", 1))
         for at, tag in tags.items():
             assert asked(tag, at).status_code == 200
 
 
 def test_a_tag_of_now_ends_with_the_tile(url, monkeypatch):
-    state = Rolled(url, windows=HOURS)
-    state.batch(("a", T0, 3))
+    state = keyed(url, HOURS)
+    state.batch(Row(T0, "a", 3))
     with client_of(url) as client:
 
         def asked(minutes: float, tag: str | None = None) -> Any:
@@ -208,15 +206,15 @@ def test_a_tag_of_now_ends_with_the_tile(url, monkeypatch):
         assert asked(4.9, tag).status_code == 304
         later = asked(5, tag)
         assert (later.status_code, later.json()["as_of"]["end"]) == (200, "2026-11-27T10:05:00.000000Z")
-        assert asked(66, tag).json()["value"] == state.right("a", T0 + 65 * MINUTE, live=True)
+        assert asked(66, tag).json()["value"] == state.right("a", now=T0 + 65 * MINUTE)
 
 
 def test_a_tag_is_another_where_the_windows_are(url):
-    state = Rolled(url)
-    state.batch(("a", 3, 5))
+    state = keyed(url)
+    state.batch(Row(3, "a", 5))
     with client_of(url) as client:
         tag = client.get("/states/s/values?k=a&at=10").headers["etag"]
-        again = Rolled(url, windows=((10, 5), (100, 10)))
+        again = keyed(url, ((10, 5), (100, 10)))
         again.next = 1
         again.attempt()  # which opens it
         other = client.get("/states/s/values?k=a&at=10", headers={"If-None-Match": tag})
@@ -225,7 +223,7 @@ def test_a_tag_is_another_where_the_windows_are(url):
 
 
 def test_the_state_says_its_windows(url, tens):
-    Rolled(url, name="hours", windows=HOURS, lag="10 minutes").batch(("a", T0, 1))
+    keyed(url, HOURS, state="hours", lag="10 minutes").batch(Row(T0, "a", 1))
     with client_of(url) as client:
         document = client.get("/states/s").json()
         assert document["rolling_windows"] == {
@@ -252,9 +250,9 @@ def test_the_state_says_its_windows(url, tens):
 
 
 def test_the_watermark_is_a_metric(url):
-    state = Rolled(url, windows=HOURS)
-    state.batch(("a", T0, 1))
-    Rolled(url, name="tens").batch(("a", 3, 1))
+    state = keyed(url, HOURS)
+    state.batch(Row(T0, "a", 1))
+    keyed(url, state="tens").batch(Row(3, "a", 1))
     with client_of(url) as client:
         head = "mapstate_watermark_timestamp_seconds{state="
         lines = [line for line in client.get("/metrics").text.splitlines() if line.startswith(head)]
@@ -285,7 +283,7 @@ def test_requests_at_one_time_get_their_own_times(url, tens):
                 continue
             assert not isinstance(one, BaseException), (key, at, one)
             end = 24 if at in (None, "watermark") else at
-            assert one[0] == [tens.right(key, end, live=at is None)]
+            assert one[0] == [tens.right(key, at)]
             assert one[1].head["as_of"]["end"] == end // 5 * 5
         listed = found[-2]
         assert listed[0] == [tens.right("a", 10), tens.right("b", 20)]
@@ -307,7 +305,7 @@ class Names(CombinerAggregator):
 
 def test_columns_that_need_no_aggregator_of_a_user_are_served_without_it(tmp_path):
     url = f"sqlite:///{tmp_path}/states.db"
-    job = OfRows(url, [(10, 1), LIFETIME], aggregates={"rows": Count(), "names": Names()})
+    job = Rolled(url, [(10, 1), LIFETIME], aggregates={"rows": Count(), "names": Names()})
     job.batch(Row(1, "ann"), Row(2, "ann"))
     with client_of(url) as client:
         found = client.post("/states/s/values", json={"keys": ["ann"], "columns": ["rows_10"]})
@@ -321,7 +319,7 @@ def test_columns_that_need_no_aggregator_of_a_user_are_served_without_it(tmp_pat
 def test_reads_whose_sketches_are_joined_at_random_have_no_tag(tmp_path):
     url = f"sqlite:///{tmp_path}/states.db"
     for state, own, tagged in (("s", Count(), True), ("p", ApproxPercentiles("n", [0.5]), False)):
-        OfRows(url, [(10, 1), LIFETIME], state=state, aggregates={"own": own}).batch()
+        Rolled(url, [(10, 1), LIFETIME], state=state, aggregates={"own": own}).batch()
         with client_of(url) as client:
             found = client.get(f"/states/{state}/values?user=ann")
             assert ("etag" in found.headers, found.headers["cache-control"] == "no-store") == (tagged, not tagged)
@@ -330,7 +328,7 @@ def test_reads_whose_sketches_are_joined_at_random_have_no_tag(tmp_path):
 def test_the_reads_of_a_call_have_one_now(tmp_path, monkeypatch):
     url, clock = f"sqlite:///{tmp_path}/states.db", SimpleNamespace(now=30)
     monkeypatch.setattr(rolling, "time", SimpleNamespace(time_ns=lambda: clock.now * 1_000_000_000))
-    job = OfRows(url, [(10, 1), LIFETIME], kind="timestamp", aggregates={"rows": Count()})
+    job = Rolled(url, [(10, 1), LIFETIME], kind="timestamp", aggregates={"rows": Count()})
     job.batch(*(Row(at, "ann") for at in range(30)))
 
     def function(states: PinnedStates) -> list[Any]:
@@ -352,8 +350,8 @@ def test_the_reads_of_a_call_have_one_now(tmp_path, monkeypatch):
 
 
 def test_a_value_out_of_its_range_fails_alone(url):
-    state = Rolled(url)
-    state.batch(("big", 3, 2**62), ("big", 8, 2**62), ("a", 8, 1))
+    state = keyed(url)
+    state.batch(Row(3, "big", 2**62), Row(8, "big", 2**62), Row(8, "a", 1))
     with client_of(url) as client:
         answer = client.get("/states/s/values?k=big&at=10")
         assert "columns" in problem(answer, 500)

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
-from rolling import HOURS, MINUTE, T0, TENS, Rolled
+from rolled import HOURS, MINUTE, T0, TENS, Rolled, Row, keyed
 from states import Job
 
 from mapstate import Count, Max, RollingWindows, Sum, Topology, newStream, opaque, open_reader
@@ -23,7 +23,7 @@ from mapstate.trident import TupleCollectionGet
 
 pytestmark = [pytest.mark.spark]
 
-ROWS = [(f"k{at % 7}", at, at) for at in range(60)]
+ROWS = [Row(at, f"k{at % 7}", at) for at in range(60)]
 KEYS = [f"k{at}" for at in range(7)]
 
 
@@ -34,7 +34,7 @@ def url(request: Any, tmp_path: Any) -> str:
 
 @pytest.fixture
 def tens(url: str) -> Rolled:
-    state = Rolled(url, retention=50)
+    state = keyed(url, retention=50)
     state.batch(*ROWS[:30])
     state.batch(*ROWS[30:])
     return state
@@ -56,10 +56,8 @@ def test_a_frame_has_the_columns_of_all_windows(spark, url, tens):
     assert [(one.name, one.dataType.simpleString()) for one in found.schema] == [
         (name, "string" if name == "k" else "bigint") for name in names
     ]
-    assert values(found) == {key: tens.right(key, 59, live=True) for key in KEYS}
-    assert found.where("rows_10 > 0").count() == sum(
-        (tens.right(key, 59, live=True) or {})["rows_10"] > 0 for key in KEYS
-    )
+    assert values(found) == {key: tens.right(key) for key in KEYS}
+    assert found.where("rows_10 > 0").count() == sum((tens.right(key) or {})["rows_10"] > 0 for key in KEYS)
 
 
 @pytest.mark.parametrize(("at", "end"), [("30", 30), ("33", 30), ("watermark", 59), ("500", 500)])
@@ -102,16 +100,16 @@ def test_other_reads_have_no_time(spark, url, tens):
 
 def test_the_windows_of_a_frame_end_now(spark, url):
     now = time.time_ns() // 1000
-    state = Rolled(url, windows=(("10 minutes", "1 second"), ("1 hour", "1 minute")))
-    state.batch(("a", now - 30 * 1_000_000, 3), ("a", now - 40 * MINUTE, 4))
+    state = keyed(url, (("10 minutes", "1 second"), ("1 hour", "1 minute")))
+    state.batch(Row(now - 30 * 1_000_000, "a", 3), Row(now - 40 * MINUTE, "a", 4))
     found = frame(spark, url)
     assert values(found)["a"]["total_10_minutes"] == 3
     assert values(found.select("k", "rows_1_hour")) == {"a": {"rows_1_hour": 2}}  # of the same plan
 
 
 def test_an_old_plan_of_now_is_refused(url, monkeypatch):
-    state = Rolled(url, windows=HOURS)
-    state.batch(("a", T0, 3))
+    state = keyed(url, HOURS)
+    state.batch(Row(T0, "a", 3))
     clock = "mapstate.reader.rolling.time.time_ns"
     monkeypatch.setattr(clock, lambda: (T0 + 4 * MINUTE) * 1000)
     source = MapStateDataSource({"url": url, "state": "s"})
@@ -136,8 +134,8 @@ def test_an_old_plan_of_now_is_refused(url, monkeypatch):
 
 
 def clicks(spark: Any, tmp_path: Any, url: str, make: Any = newStream) -> tuple[Any, Any]:
-    spark.createDataFrame([*ROWS, ("k1", 61, 100)], "k string, at bigint, n bigint").write.parquet(f"{tmp_path}/in")
-    source = spark.readStream.schema("k string, at bigint, n bigint").parquet(f"{tmp_path}/in")
+    spark.createDataFrame([*ROWS, Row(61, "k1", 100)], "at bigint, k string, n bigint").write.parquet(f"{tmp_path}/in")
+    source = spark.readStream.schema("at bigint, k string, n bigint").parquet(f"{tmp_path}/in")
     stream = make("clicks", source)
     kept = (
         stream.window(RollingWindows.of(*TENS), timestampField="at", lag=0)
@@ -151,7 +149,7 @@ def test_rows_get_the_windows_of_a_state(spark, url, tens):
     asking = spark.createDataFrame([(key,) for key in [*KEYS, "nobody"]], "k string").repartition(3)
     found = stateQuery(asking, newStaticState(opaque(url, name="s")), "k", ["rows_10", "total_lifetime"])
     for row in found.collect():
-        right = tens.right(row.k, 59, live=True)
+        right = tens.right(row.k)
         assert (row.rows_10, row.total_lifetime) == (
             (None, None) if right is None else (right["rows_10"], right["total_lifetime"])
         )
@@ -162,8 +160,8 @@ def test_rows_get_the_windows_of_a_state(spark, url, tens):
 
 def test_all_rows_of_a_query_have_one_now(spark, url):
     now = time.time_ns() // 1000
-    state = Rolled(url, windows=(("1 minute", "1 second"), ("1 hour", "1 minute")))
-    state.batch(*((f"k{at}", now - at * 1_000_000, 1) for at in range(50)))
+    state = keyed(url, (("1 minute", "1 second"), ("1 hour", "1 minute")))
+    state.batch(*(Row(now - at * 1_000_000, f"k{at}", 1) for at in range(50)))
     asking = spark.range(50).select(F.concat(F.lit("k"), "id").alias("k")).repartition(5)
     found = {
         row.k: row.rows_1_minute for row in stateQuery(asking, opaque(url, name="s"), "k", ["rows_1_minute"]).collect()
@@ -195,7 +193,7 @@ def test_a_stream_asks_its_own_windows_before_each_batch(spark, url, tmp_path):
     asking.groupBy("k").persistentAggregate(opaque(url, name="seen"), before=Max("rows_lifetime"), rows=Count())
     for _ in range(2):
         topology.start(tmp_path / "checkpoint", trigger={"availableNow": True}).awaitTermination()
-        spark.createDataFrame([("k1", 62, 1)], "k string, at bigint, n bigint").write.mode("append").parquet(
+        spark.createDataFrame([Row(62, "k1", 1)], "at bigint, k string, n bigint").write.mode("append").parquet(
             f"{tmp_path}/in"
         )
         with open_reader(url, "seen") as reader:
