@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from typing import Any
 
@@ -14,10 +15,10 @@ from pyspark.sql.types import StructType
 from rolled import HOURS, MINUTE, T0, TENS, Rolled, Row, keyed
 from states import Job
 
-from mapstate import Count, Max, RollingWindows, Sum, Topology, newStream, opaque, open_reader
+from mapstate import CombinerAggregator, Count, Max, RollingWindows, Sum, Topology, newStream, opaque, open_reader
 from mapstate.drpc import DRPCClient
-from mapstate.errors import StaleBatchError
-from mapstate.spark import DRPCServer, newStaticState, stateQuery
+from mapstate.errors import StaleBatchError, UnknownColumnError, UsageError
+from mapstate.spark import DRPCServer, newStaticState, pointInTime, stateQuery
 from mapstate.spark.source import MapStateDataSource
 from mapstate.trident import TupleCollectionGet
 
@@ -128,6 +129,62 @@ def test_an_old_plan_of_now_is_refused(url, monkeypatch):
     for options in ({"at": "2026-11-27T10:00:00Z"}, {"at": "watermark"}, {"asOf": "scan"}):
         plan = MapStateDataSource({"url": url, "state": "s", **options}).reader(schema)
         assert read(plan, 30)[0]["rows_lifetime"] == (1 if "asOf" in options else 0)
+
+
+class Names(CombinerAggregator):
+    """A user's own, which neither the ledger nor a reader knows."""
+
+    def init(self, row: Any) -> Any:
+        return [row["n"]]
+
+    def combine(self, one: Any, other: Any) -> Any:
+        return one + other
+
+
+@pytest.fixture
+def own(url: str) -> Rolled:
+    """A state with a field that only its job can join."""
+    state = keyed(url, aggregates={"names": Names(), "rows": Count()}, retention=50)
+    state.batch(*ROWS[:30])
+    state.batch(*ROWS[30:])
+    return state
+
+
+def test_a_frame_asks_for_no_combiner_that_its_columns_do_not_need(spark, url, own):
+    right = {key: {"rows_10": (own.right(key, 30) or {})["rows_10"]} for key in KEYS}
+    for options in ({"numPartitions": 3}, {"asOf": "scan"}, {"keys": json.dumps(KEYS)}):
+        assert values(frame(spark, url, "rows_10 bigint, k string", at="30", **options)) == right
+    needs = "the field 'names' is a Names"
+    with pytest.raises((AnalysisException, PySparkException, Py4JJavaError), match=needs):
+        frame(spark, url)
+    with pytest.raises((AnalysisException, PySparkException, Py4JJavaError), match=needs):
+        frame(spark, url, "names_10 string").collect()
+    with pytest.raises((AnalysisException, PySparkException, Py4JJavaError), match="it has k, rows_10, "):
+        frame(spark, url, "rows_11 bigint").collect()
+
+
+def test_a_query_asks_for_no_combiner_that_its_columns_do_not_need(spark, url, own):
+    state, asking = newStaticState(opaque(url, name="s")), spark.createDataFrame([(key,) for key in KEYS], "k string")
+    right = {key: (own.right(key) or {})["rows_lifetime"] for key in KEYS}
+    for fields in ("rows_lifetime", ["rows_lifetime"], {"rows_lifetime": "n"}):
+        assert {row[0]: row[1] for row in stateQuery(asking, state, "k", fields).collect()} == right
+    everything = stateQuery(asking.limit(1).drop("k"), state, fields=["k", "rows_lifetime"], query=TupleCollectionGet())
+    assert {row.k: row.rows_lifetime for row in everything.collect()} == right
+    for fields in (None, ["names_10"]):
+        with pytest.raises(UsageError, match="the field 'names' is a Names"):
+            stateQuery(asking, state, "k", fields)
+    with pytest.raises(UnknownColumnError, match="it has rows_10, "):
+        stateQuery(asking, state, "k", ["rows_11"])
+
+
+def test_a_training_set_asks_for_no_combiner_that_its_columns_do_not_need(spark, url, own):
+    labels = spark.createDataFrame([(key, 30) for key in KEYS], "k string, at bigint")
+    state = opaque(url, name="s")
+    found = pointInTime(labels, state, keys="k", at="at", columns={"rows_10": "n"})
+    assert {row.k: row.n for row in found.collect()} == {key: (own.right(key, 30) or {})["rows_10"] for key in KEYS}
+    for columns in (None, "names_10"):
+        with pytest.raises(UsageError, match="the field 'names' is a Names"):
+            pointInTime(labels, state, keys="k", at="at", columns=columns)
 
 
 # stateQuery

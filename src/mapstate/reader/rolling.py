@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 from functools import cached_property
@@ -319,10 +319,15 @@ def shown_fields(
     return RollingFields(ledger, ledger.rolling, aggregators).of(columns).fields
 
 
-def readable_fields(ledger: LedgerRecord, aggregators: Mapping[str, Aggregator], columns: Sequence[str] = ()) -> Fields:
-    """`shown_fields`, without columns that need an aggregator of a user's which is lacking, but with ``columns``."""
-    if ledger.rolling is None:
-        return results_of(ledger.fields, aggregators)
+def readable_fields(
+    ledger: LedgerRecord, aggregators: Mapping[str, Aggregator], columns: Collection[str] | None = ()
+) -> Fields:
+    """`shown_fields`, without columns that need an aggregator of a user's which is lacking, but with ``columns``.
+
+    None asks for all. Raises UsageError for a column that is asked for.
+    """
+    if ledger.rolling is None or columns is None:
+        return shown_fields(ledger, aggregators)
     shown = RollingFields(ledger, ledger.rolling, aggregators)
     return shown.of([name for name in shown.names if name in columns or shown.is_readable(name)]).fields
 

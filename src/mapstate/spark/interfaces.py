@@ -39,9 +39,11 @@ class QueryFunction(ABC):
 class MapGet(QueryFunction):
     """The fields of a key; nulls where it is absent. One row in, one row out."""
 
+    columns: Sequence[str] | None = None  # which a task asks for: those that are shown, where others need more
+
     def batch_retrieve(self, state: Any, keys: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
         """See `QueryFunction.batch_retrieve`."""
-        answers: Sequence[Any] = state.multi_get(keys)
+        answers: Sequence[Any] = state.multi_get(keys, columns=self.columns)
         return answers
 
     def execute(self, key: tuple[Any, ...], result: Any, collector: Collector) -> None:  # noqa: ARG002
@@ -56,8 +58,10 @@ class SnapshotGet(MapGet):
 class TupleCollectionGet(QueryFunction):
     """Every row with every key of the state and its fields: a scan per chunk of rows, so for small states."""
 
+    columns: Sequence[str] | None = None  # as of `MapGet`
+
     def batch_retrieve(self, state: Any, keys: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-        return [dict(state.scan()).items()] * len(keys)
+        return [dict(state.scan(columns=self.columns)).items()] * len(keys)
 
     def execute(self, key: tuple[Any, ...], result: Any, collector: Collector) -> None:  # noqa: ARG002
         """See `QueryFunction.execute`; ``result`` is pairs of a key's and its fields' values."""

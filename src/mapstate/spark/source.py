@@ -32,7 +32,7 @@ from mapstate.reader import StateReader
 from mapstate.reader.aliased import version_of
 from mapstate.reader.changes import Position, check_is_of
 from mapstate.reader.forms import JsonKeys, time_asked
-from mapstate.reader.rolling import At, End, end_of, end_time, shown_fields
+from mapstate.reader.rolling import At, End, end_of, end_time, readable_fields, shown_fields
 from mapstate.reader.tables import Columns, types_of
 from mapstate.serializers import serializer
 from mapstate.spark.executor.task import arrow_schema
@@ -169,10 +169,10 @@ class StateScan(DataSourceReader):
                 end = end_of(ledger, source.end_asked(ledger))
             elif end is not None and self._is_now:
                 self._check_now(ledger, end)
-            shown = shown_fields(ledger, source.aggregators())
+            key_columns = {key.name for key in ledger.keys}
+            of_windows = [name for name in self._schema.fieldNames() if name not in key_columns]
+            shown = shown_fields(ledger, source.aggregators(), of_windows)
             columns = Columns(ledger.keys, shown, self._schema.fieldNames())
-            names = {field.name for field in shown.fields}
-            of_windows = [name for name in self._schema.fieldNames() if name in names]
             asked: dict[str, Any] = {} if end is None else {"at": end, "columns": of_windows}
             found: Iterable[tuple[Any, list[Key], list[Any]]]
             if partition.keys is not None:
@@ -394,8 +394,8 @@ class _Source(NamedTuple):
         return at
 
     def check_columns(self, ledger: LedgerRecord, schema: StructType) -> None:
-        """Raises UnknownColumnError and ConfigurationError where the state has no such columns."""
-        types = self.types(ledger)
+        """Raises UnknownColumnError, ConfigurationError where the state has no such columns, and errors of `types`."""
+        types = self.types(ledger, schema.fieldNames())
         for field in schema:
             if field.name not in types:
                 raise UnknownColumnError(
@@ -408,9 +408,9 @@ class _Source(NamedTuple):
                     f"{field.dataType.simpleString()}. Nothing was read. Cast it after the read."
                 )
 
-    def types(self, ledger: LedgerRecord) -> dict[str, str]:
-        """The Spark type of each column: JSON text where a result has none."""
-        types = types_of(ledger.keys, shown_fields(ledger, self.aggregators()))
+    def types(self, ledger: LedgerRecord, columns: Sequence[str] | None = None) -> dict[str, str]:
+        """The Spark type of each column: JSON text where a result has none. ``columns`` as of `readable_fields`."""
+        types = types_of(ledger.keys, readable_fields(ledger, self.aggregators(), columns))
         return {name: column_type(kind) for name, kind in types.items()}
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
@@ -16,7 +17,7 @@ from mapstate.errors import ConfigurationError, DuplicateNameError, StateSchemaE
 from mapstate.protocol.rolling import RollingDefinition
 from mapstate.reader import Consistency, StateReader
 from mapstate.reader.aliased import version_of
-from mapstate.reader.rolling import shown_fields
+from mapstate.reader.rolling import readable_fields
 from mapstate.reader.tables import types_of
 from mapstate.schema import KeyField
 from mapstate.spark.driver.access import access_of
@@ -149,7 +150,8 @@ class QueryPlan:
         if isinstance(query, type) or not isinstance(query, QueryFunction):
             raise ConfigurationError(f"query is a QueryFunction, such as MapGet(), not {query!r}")
         ensure_picklable("the query function", query)
-        asked = KnownState.of(state)
+        shows = isinstance(query, MapGet | TupleCollectionGet)
+        asked = KnownState.of(state, names_of(fields) if shows else ())
         if isinstance(query, MapGet | TupleCollectionGet):
             if isinstance(asked, StaticState):
                 raise ConfigurationError(
@@ -157,6 +159,9 @@ class QueryPlan:
                 )
             whole = isinstance(query, TupleCollectionGet)
             shown, added = asked.columns(fields, with_keys=whole)
+            if asked.is_rolling and not asked.may_be_absent:  # else all of its aggregators are known
+                query, of_key = copy(query), {key.name for key in asked.keys}
+                query.columns = [name for name, _ in shown if name not in of_key]
         elif isinstance(fields, str):
             parsed: Any = StructType.fromDDL(fields)
             whole, shown, added = False, [], parsed
@@ -259,8 +264,11 @@ class KnownState:
         self._types = types_of(keys, fields)
 
     @classmethod
-    def of(cls, state: Queried) -> KnownState | StaticState:
-        """Of a state that a stream keeps what the job says; of another what its ledger says: one read."""
+    def of(cls, state: Queried, columns: Collection[str] | None) -> KnownState | StaticState:
+        """Of a state that a stream keeps what the job says; of another what its ledger says: one read.
+
+        ``columns``, and UsageError, as of `readable_fields`.
+        """
         if isinstance(state, KeptState):
             job = state.job
             fields = Fields(job.fields, job.aggregators)
@@ -280,7 +288,7 @@ class KnownState:
             return static
         with StateReader(spec.backend, version_of(spec.backend, spec.state), "committed", {}) as reader:
             ledger = reader.ledger()
-        fields = shown_fields(ledger, static.aggregators)
+        fields = readable_fields(ledger, static.aggregators, columns)
         is_rolling = ledger.rolling is not None
         return cls(spec, ledger.keys, fields, static.aggregators, may_be_absent=False, is_rolling=is_rolling)
 
@@ -318,6 +326,11 @@ class KnownState:
                 )
         columns = [StructField(column, DataType.fromDDL(column_type(types[name]))) for name, column in named.items()]
         return [(name, types[name]) for name in named], StructType(columns)
+
+
+def names_of(fields: Collection[str] | str | None) -> Collection[str] | None:
+    """The names of the columns that shall be shown; None for all."""
+    return [fields] if isinstance(fields, str) else fields
 
 
 def are_same_keys(found: Sequence[str], own: Sequence[str]) -> bool:

@@ -18,7 +18,7 @@ from mapstate.protocol.ledger_record import encode_ledger
 from mapstate.protocol.windows import LATEST, NEVER
 from mapstate.reader import StateReader
 from mapstate.reader.aliased import version_of
-from mapstate.reader.rolling import end_of, no_rolling_windows, shown_fields
+from mapstate.reader.rolling import end_of, no_rolling_windows, readable_fields
 from mapstate.reader.tables import types_of
 from mapstate.reader.times import clamped
 from mapstate.schema import Field, TimeType
@@ -29,7 +29,7 @@ from mapstate.spark.executor.training_task import AsOf, HistoryTask, PlannedStat
 from mapstate.spark.interfaces import ensure_picklable
 from mapstate.spark.steps.batch_aggregate import Links
 from mapstate.spark.steps.columns import analysed, column_names, expressions_of, nested_in
-from mapstate.spark.steps.state_query import KnownState, Queried, StaticState, are_same_keys, check_new
+from mapstate.spark.steps.state_query import KnownState, Queried, StaticState, are_same_keys, check_new, names_of
 from mapstate.values import column_type
 from mapstate.windows import Duration, RollingWindows
 
@@ -64,7 +64,8 @@ def pointInTime(
     from pyspark.sql import functions as F
     from pyspark.sql.types import StructType
 
-    asked = KnownState.of(state)
+    wanted = names_of(columns)
+    asked = KnownState.of(state, wanted)
     if isinstance(asked, StaticState):
         raise ConfigurationError("pointInTime asks states of mapstate, and this one is your own")
     spec, own = asked.spec, asked.aggregators
@@ -81,7 +82,8 @@ def pointInTime(
     record = ledger.rolling
     if record is None:
         raise no_rolling_windows(spec.state)
-    known = KnownState(spec, ledger.keys, shown_fields(ledger, own), own, may_be_absent=False, is_rolling=True)
+    fields = readable_fields(ledger, own, wanted)
+    known = KnownState(spec, ledger.keys, fields, own, may_be_absent=False, is_rolling=True)
     known.check_keys(frame.schema, names, "pointInTime")
     shown, added = known.columns(columns, with_keys=False)
     check_new(frame.schema, added, option="columns")
