@@ -54,7 +54,8 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pickle import PicklingError
 from typing import Any, get_args
 
@@ -338,6 +339,38 @@ def shown(value: object) -> str:
         return cut(repr(value[: _MOST_SHOWN + 1] if isinstance(value, str | bytes | bytearray) else value))
     except Exception:  # noqa: BLE001  an int of 5,000 digits has no repr, nor may an object of a user's
         return f"a value of type {type(value).__name__}"
+
+
+def of_key(error: MapStateError, state: str, key: object) -> MapStateError:
+    """The error of one key's value: its message begins with the state and the key. One that has a key is as it was."""
+    if error.facts.get("key") is not None:
+        return error
+    named = f"state {state!r}, key {shown(key)}: {error.message.removeprefix(f'state {state!r}: ')}"
+    return type(error)(named, **error.facts | {"state": state, "key": str(key)})
+
+
+def of_first_key(
+    error: MapStateError, state: str, keys: Sequence[object], alone: Callable[[int], object]
+) -> MapStateError:
+    """`of_key` for an error of several keys: of the first for which ``alone``, by its place, raises one like it."""
+    for at, key in enumerate(keys):
+        try:
+            alone(at)
+        except type(error) as own:
+            return of_key(own, state, key)
+    return error
+
+
+@contextmanager
+def window_in_range(part: str, advice: str) -> Iterator[None]:
+    """Around the join of a window's parts: says that it is a read that fails, and not a batch."""
+    try:
+        yield
+    except ValueOverflowError as error:
+        raise ValueOverflowError(
+            f"a window's value left its range, though each {part}'s is in it. Nothing was given out. {advice}",
+            **error.facts,
+        ) from error
 
 
 def check_range(name: str, value: Any, least: float, most: float = 2**31 - 1, unit: str = "") -> None:

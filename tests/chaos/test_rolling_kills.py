@@ -49,7 +49,7 @@ def test_rolling_windows_are_right_whenever_the_driver_dies(
 ):
     seed = secrets.randbits(32)
     draw = random.Random(seed)
-    steps = [step for step in STEPS for _ in range(12)]
+    steps = [step for step in STEPS for _ in range(13)]
     draw.shuffle(steps)
     steps = steps[: rounds(1, len(steps))]
     chain = RollingChain(tmp_path / "chain", url, draw, files=len(steps) + 5)
@@ -62,7 +62,7 @@ def test_rolling_windows_are_right_whenever_the_driver_dies(
     chain.finish()
     for step, number in chain.kills.items():
         tally(f"driver with rolling windows killed {step}", kills=number)
-    tally(f"rolling windows on {url.partition(':')[0]}", read=chain.read, set_aside=chain.late)
+    tally(f"rolling windows on {url.partition(':')[0]}, seed {seed}", read=chain.read, set_aside=chain.late)
     assert chain.read
     assert chain.late
 

@@ -31,10 +31,13 @@ from mapstate import (
     opaque,
     transactional,
 )
+from mapstate.backends import resolve
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.rolling import RollingDefinition, RollingRecord, RollingWindow
+from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import LATEST, NEVER
 from mapstate.reader import open_reader
+from mapstate.serializers import serializer
 from mapstate.spark.driver.job import Windows
 from mapstate.spark.driver.window_rows import TILE, with_tiles
 from mapstate.spark.streams.rolling import RollingStream
@@ -374,6 +377,70 @@ def test_a_restart_with_another_declaration(spark, tmp_path):
     other = restarted((40, 5), (30, 5), LIFETIME)
     other.batch([Row(102, "x", 1), Row(70, "z", 1)])
     other.check()
+
+
+# Errors of one key
+
+
+class Less(CombinerAggregator):
+    """A user's own, which does not join everything, and may give a key up."""
+
+    def init(self, row: Any) -> Any:
+        return row["n"]
+
+    def combine(self, a: Any, b: Any) -> Any:
+        if a + b == 99:
+            raise RuntimeError("99")
+        return a + b or None
+
+    def zero(self) -> Any:
+        return 0
+
+
+@pytest.mark.parametrize("windows", ["rolling", "sliding", "none"])
+@pytest.mark.parametrize(
+    ("own", "first", "then", "error"),
+    [
+        (Sum("n"), 1 << 62, 1 << 62, errors.ValueOverflowError),
+        (Less(), 90, 9, errors.AggregatorError),
+        (Less(), 90, -90, errors.AggregatorError),
+    ],
+    ids=["a sum", "a combiner that raises", "a key that is given up"],
+)
+def test_an_error_of_a_batch_names_the_one_key_that_it_is_of(spark, tmp_path, windows, own, first, then, error):
+    url, user = f"sqlite:///{tmp_path}/s.db", "\n" * 150
+    stream: Any = newStream("clicks", frame(spark, []))
+    if windows == "rolling":
+        stream = stream.rollingWindows((10, 1), LIFETIME, timestampField="at")
+    elif windows == "sliding":
+        stream = stream.slidingWindow(10, 5, timestampField="at")
+    kept = stream.groupBy("user").persistentAggregate(opaque(url, "s", repeat="allowed"), own=own)
+    kept(frame(spark, [Row(1, one, first) for one in (user, "a", "z")]), 0)
+    rows = frame(spark, [Row(1, user, then), *(Row(1, one, 1) for one in "abyz")])
+    if (then, windows) in ((-90, "rolling"), (-90, "none")):  # where such a key, or its tile, may be removed
+        kept(rows, 1)
+        return
+    with pytest.raises(error, match=r"^state 's', key '\S{100,130}: ") as caught:
+        kept(rows, 1)
+    assert user in caught.value.facts["key"].replace("\\n", "\n")
+    with open_reader(url, "s") as reader:
+        last = reader.ledger().last_commit
+        assert last is not None
+        assert last.batch_id == 0
+
+
+def test_a_damaged_record_of_tiles_fails_its_batch_with_its_key(spark, tmp_path):
+    url = f"sqlite:///{tmp_path}/s.db"
+    stream = newStream("clicks", frame(spark, [])).rollingWindows((10, 1), LIFETIME, timestampField="at")
+    kept = stream.groupBy("user").persistentAggregate(opaque(url, "s", repeat="allowed"), n=Count())
+    kept(frame(spark, [Row(1, one, 1) for one in "axz"]), 0)
+    store = resolve(url).open("s")
+    txid = read_ledger(store, "s").last_txid
+    store.multi_put(["x"], serializer("json").encode_all([[txid, [True, [0, 2, -1], [1, 1, 1, 1]], None]]))
+    with pytest.raises(errors.CorruptRecordError, match="key 'x': .*out of order"):
+        kept(frame(spark, [Row(2, one, 1) for one in "axz"]), 1)
+    with open_reader(url, "s", consistency="latest") as reader:
+        assert reader.get("a")["n_10"] == 1
 
 
 # What is refused

@@ -774,15 +774,22 @@ def _sliding(stream: Any) -> Any:
     ],
 )
 def test_what_cannot_be_given_out_of_a_window_says_that_its_batch_counts(spark, tmp_path, aggregate, rows, error):
-    url, schema = f"memory://{tmp_path.name}", "at bigint, n bigint, amount decimal(38,18)"
+    url, schema = f"memory://{tmp_path.name}", "at bigint, n bigint, amount decimal(38,18), user string"
     stream = newStream("clicks", spark.createDataFrame([], schema)).slidingWindow(10, 5, timestampField="at")
-    counts = stream.persistentAggregate(opaque(url, repeat="allowed"), found=aggregate)
+    counts = stream.groupBy("user").persistentAggregate(opaque(url, repeat="allowed"), found=aggregate)
     counts.firedWindowsStream().foreachBatch(lambda fired, _: fired.collect())
-    counts(spark.createDataFrame(rows, schema), 0)
+    others = [(3, 1, Decimal(1), user) for user in "abyz"]
+    counts(spark.createDataFrame([*((*row, "x" * 200) for row in rows), *others], schema), 0)
     for _ in range(2):
-        with pytest.raises(error, match="The batch that fired it counts"):
-            counts(spark.createDataFrame([(30, 0, None)], schema), 1)
+        with pytest.raises(error, match=r"key 'x{99}\S*: a window .*The batch that fired it counts") as caught:
+            counts(spark.createDataFrame([(30, 0, None, "a")], schema), 1)
+        assert caught.value.facts["key"] == "x" * 200
     with open_reader(url, "clicks") as reader:
         last = reader.ledger().last_commit
         assert last is not None
         assert last.batch_id == 1
+        if error is errors.ValueOverflowError:
+            for read in (lambda: reader.windows("x" * 200), lambda: list(reader.window(10))):
+                with pytest.raises(error, match=r"key 'x{99}\S*: a window's value left its range, though each pane's"):
+                    read()
+            assert reader.windows("a")[0].value == {"found": 1}

@@ -15,15 +15,14 @@ from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import joins_of, results_of
 from mapstate.aggregators.tiles import Answers
 from mapstate.errors import (
-    AggregatorError,
-    CorruptRecordError,
-    SerializationError,
+    DataError,
     StaleBatchError,
     UnknownColumnError,
     UsageError,
-    ValueOverflowError,
     WindowGoneError,
+    of_first_key,
     shown,
+    window_in_range,
 )
 from mapstate.keys import StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord
@@ -207,20 +206,13 @@ class Asked:
             check_columns(self.state, self.columns, fields.names)
         try:
             return answers.fields, answers.values(values, ends)
-        except (AggregatorError, CorruptRecordError, SerializationError, ValueOverflowError) as error:
-            for text, value, end in zip(texts, values, ends, strict=True):
-                try:
-                    answers.values([value], [end])
-                except type(error) as own:
-                    why = own.message
-                    if isinstance(own, ValueOverflowError):
-                        why = (
-                            "a window's value left its range, though each tile's is in it. Nothing was given out. Ask "
-                            "for other columns of this key, columns=[...]."
-                        )
-                    named = f"state {self.state!r}, key {shown(text)}: {why}"
-                    raise type(error)(named, **own.facts | {"state": self.state, "key": str(text)}) from own
-            raise
+        except DataError as error:
+
+            def alone(at: int) -> None:
+                with window_in_range("tile", "Ask for other columns of this key, columns=[...]."):
+                    answers.values([values[at]], [ends[at]])
+
+            raise of_first_key(error, self.state, texts, alone) from error
 
 
 def keys_given(keys: Any) -> list[Any]:

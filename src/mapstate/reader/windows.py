@@ -8,8 +8,16 @@ from typing import Any, NamedTuple
 
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import joined, joins_of
-from mapstate.errors import StaleBatchError, StoreLostError, UsageError, WindowGoneError
-from mapstate.keys import Key, KeyCodec
+from mapstate.errors import (
+    DataError,
+    StaleBatchError,
+    StoreLostError,
+    UsageError,
+    WindowGoneError,
+    of_key,
+    window_in_range,
+)
+from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.maps.pane_index import PaneKeys, PanePages, batched, index_codec, index_lost, key_pages, slices
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.sessions import FIRST, LAST, piece_of, sessions_of
@@ -61,7 +69,7 @@ class WindowReads:
         kind = self._time_type(known.ledger)
         low = None if since is None else number_of_caller(since, kind, self._reads.state)
         high = None if until is None else number_of_caller(until, kind, self._reads.state)
-        KeyCodec(known.ledger.keys[1:]).encode(rest)  # a key of other columns is an error, also without a pane
+        text = KeyCodec(known.ledger.keys[1:]).encode(rest)  # a key of other columns is an error, also without a pane
         known, panes = self._panes_of(known, low, high)
         for _ in range(_TRIES):
             texts = known.keys.encode_all([(time_of(pane, kind), *rest) for pane in panes])
@@ -70,7 +78,7 @@ class WindowReads:
                 self._reads.check_scanned()
             known, now = self._panes_of(opened, low, high)
             if now == panes and known is opened:
-                return self._windows(opened, panes, values, low, high), opened.ledger
+                return self._windows(opened, dict(zip(panes, values, strict=True)), text, low, high), opened.ledger
             panes = now  # a batch has opened or removed windows meanwhile
         raise self._changed_too_often()
 
@@ -128,7 +136,7 @@ class WindowReads:
         for rest, text, own in zip(rests, texts, zip(*batched(values, len(rests)), strict=True), strict=False):
             found = [value for value in own if value is not None]
             if found:
-                (fields,) = opened.fields.named([found[0] if joins is None else joined(joins, found)])
+                (fields,) = opened.fields.named([found[0] if joins is None else self._joined(joins, found, rest)])
                 page.append((opened.keys.decode(text)[1:], fields or {}))
             elif end <= self._reads.final_mark(opened.ledger):
                 raise StoreLostError(
@@ -155,28 +163,30 @@ class WindowReads:
             yield from key_pages(read, part, lost)
 
     def _windows(
-        self, opened: Opened, panes: Sequence[int], values: Sequence[Any], low: int | None, high: int | None
+        self, opened: Opened, values: dict[int, Any], key: StoreKey, low: int | None, high: int | None
     ) -> list[Window]:
         windows = self._record(opened.ledger)
         low = windows.purged if low is None else max(low, windows.purged)
         if windows.definition.sessions:
-            return self._sessions(opened, values, low, high)
+            return self._sessions(opened, list(values.values()), key, low, high)
         grid, kind = windows.definition.panes, self._time_type(opened.ledger)
         mark = self._reads.final_mark(opened.ledger)
         found: dict[int, list[Any]] = {}
-        for pane, value in zip(panes, values, strict=True):
+        for pane, value in values.items():
             for end in grid.ends(pane) if value is not None else ():
                 if low < end and (high is None or end <= high):
                     found.setdefault(end, []).append(value)
         joins = self._joins(opened) if grid.length > grid.slide and found else None
         ends = sorted(found)
-        joined_values = [found[end][0] if joins is None else joined(joins, found[end]) for end in ends]
+        joined_values = [found[end][0] if joins is None else self._joined(joins, found[end], key) for end in ends]
         return [
             Window(clamped(end - grid.length, kind), clamped(end, kind), value or {}, final=end <= mark)
             for end, value in zip(ends, opened.fields.named(joined_values), strict=True)
         ]
 
-    def _sessions(self, opened: Opened, values: Sequence[Any], low: int, high: int | None) -> list[Window]:
+    def _sessions(
+        self, opened: Opened, values: Sequence[Any], key: StoreKey, low: int, high: int | None
+    ) -> list[Window]:
         windows, kind = self._record(opened.ledger), self._time_type(opened.ledger)
         gap, mark = windows.definition.length, self._reads.final_mark(opened.ledger)
         found = []
@@ -186,7 +196,7 @@ class WindowReads:
             if end <= low or (high is not None and end > high):
                 continue
             own = [piece.value for piece in session]
-            (shown,) = opened.fields.named([own[0] if len(own) == 1 else joined(self._joins(opened), own)])
+            (shown,) = opened.fields.named([self._joined(self._joins(opened), own, key) if len(own) > 1 else own[0]])
             fields = {name: value for name, value in (shown or {}).items() if name not in (FIRST, LAST)}
             found.append(Window(clamped(session[0].first, kind), clamped(end, kind), fields, final=end <= mark))
         return found
@@ -200,6 +210,14 @@ class WindowReads:
         opened, panes = self.named(opened, low, high)
         windows, done = self._record(opened.ledger), self._reads.last_windows(opened.ledger)
         return opened, [pane for pane in panes if not windows.is_expired(pane, done)]
+
+    def _joined(self, joins: Fields, values: Sequence[Any], key: StoreKey) -> Any:
+        """The values of a key's panes together. Raises the errors of `joined`, with the key."""
+        try:
+            with window_in_range("pane", "Cast the column to one with room, and give the state another name."):
+                return joined(joins, values)
+        except DataError as error:
+            raise of_key(error, self._reads.state, key) from error
 
     def _joins(self, opened: Opened) -> Fields:
         return joins_of(opened.ledger.fields, self._reads.aggregators)

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from mapstate.aggregators.fields import Fields
 from mapstate.capabilities import Claims, FencedWrites, FenceToken, ReadsAhead
-from mapstate.errors import ExecutorEnvironmentError, MapStateError, SerializationError, cut
+from mapstate.errors import DataError, ExecutorEnvironmentError, MapStateError, SerializationError, cut, of_first_key
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps import MapState, NonTransactionalMap, OpaqueMap, TransactionalMap
 from mapstate.maps.opaque import CombineAll
@@ -146,7 +146,10 @@ class BatchTask:
             for keys, partials, rows, columns in chunks:
                 bases: list[Any] = []
                 with _without_gc():
-                    values = state.multi_combine(keys, partials, self.keeping(bases))
+                    try:
+                        values = state.multi_combine(keys, partials, self.keeping(bases))
+                    except DataError as error:
+                        raise self._with_key(error, keys, bases, partials) from error
                 delta += _nones(bases) - _nones(values)
                 if index is not None:
                     index.note(keys, bases)
@@ -259,6 +262,14 @@ class BatchTask:
             return self.fields.combine_all(old, partials)
 
         return combine
+
+    def _with_key(
+        self, error: DataError, keys: Sequence[StoreKey], bases: Sequence[Any], partials: Sequence[Any]
+    ) -> MapStateError:
+        """The error of a chunk with the key that it is of, where a key alone raises it, too."""
+        return of_first_key(
+            *(error, self.spec.state, keys[: len(bases)]), lambda at: self.keeping([])([bases[at]], [partials[at]])
+        )
 
     def _new_values(
         self, schema: StructType, key_columns: Sequence[pa.Array], values: list[Any], bases: list[Any]

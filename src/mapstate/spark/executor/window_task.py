@@ -17,7 +17,16 @@ import pyarrow.compute as pc
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import joined
 from mapstate.capabilities import FencedWrites, FenceToken, Rewrites, close_if_possible
-from mapstate.errors import AggregatorError, FencedError, SerializationError, StoreLostError, ValueOverflowError, cut
+from mapstate.errors import (
+    AggregatorError,
+    FencedError,
+    SerializationError,
+    StoreLostError,
+    ValueOverflowError,
+    cut,
+    of_first_key,
+    of_key,
+)
 from mapstate.keys import KeyCodec, StoreKey, contains_none
 from mapstate.maps.opaque import CombineAll
 from mapstate.maps.pane_index import (
@@ -351,7 +360,7 @@ class JoinTask:
             for window, group in groupby(rows, itemgetter(0)):
                 for _, own in group:
                     if window == open_window:
-                        value = self._both(value, own)
+                        value = self._both(value, own, rest=window[1])
                         continue
                     if open_window is not None:
                         whole.append((open_window, value))
@@ -378,14 +387,20 @@ class JoinTask:
                 for column, kind in zip(columns, arrow.types, strict=True)
             ]
         except (ValueError, TypeError, OverflowError) as error:
-            raise SerializationError(self._not_given_out(error)) from error
+            wrong, state = SerializationError(self._not_given_out(error)), record.state
+            if len(rests) == 1:
+                raise of_key(wrong, state, rests[0]) from error
+            raise of_first_key(
+                *(wrong, state, rests), lambda at: self.rows([ends[at]], [rests[at]], [values[at]])
+            ) from error
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
-    def _both(self, value: Any, own: Any) -> Any:
+    def _both(self, value: Any, own: Any, *, rest: str) -> Any:
         try:
             return joined(self.fields, [value, own])
         except ValueOverflowError as error:
-            raise ValueOverflowError(self._not_given_out(error), **error.facts) from error
+            wrong = ValueOverflowError(self._not_given_out(error), **error.facts)
+            raise of_key(wrong, self.record.state, rest) from error
 
     def _not_given_out(self, error: Exception) -> str:
         return (
