@@ -133,7 +133,8 @@ class RollingWindows:
             if window.resolution % unit:
                 raise ConfigurationError(
                     f"the resolution of {window.name!r} is no multiple of {span_text(unit, time)}, the finest one of "
-                    "these rolling windows: tiles begin at multiples of both"
+                    "these rolling windows: tiles begin at multiples of both. Nothing was written. Take a multiple, or "
+                    "keep a window by a finer one of which both are multiples"
                 )
         found = RollingDefinition(
             windows=tuple(windows),

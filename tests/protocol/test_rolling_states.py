@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,11 @@ import msgspec
 import pytest
 from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
 from openings import opening
-from rolled import WINDOWS, Rolled, Row
-from states import form_of
+from rolled import WINDOWS, Rolled, Row, suffix
 
 from mapstate import LIFETIME, Count, Max, RollingWindows, open_reader
 from mapstate.errors import (
+    ConfigurationError,
     CorruptLedgerError,
     StateOwnershipError,
     StateSchemaError,
@@ -30,8 +31,11 @@ from mapstate.protocol.windows import NEVER, WindowCommit, WindowDefinition
 @pytest.fixture(params=["memory", "sqlite", REDIS, CLUSTER, AEROSPIKE])
 def job(request: Any, tmp_path: Path) -> Rolled:
     """Five batches; "idle" and "old" have rows in the first one only."""
-    url = url_of(request, tmp_path)
-    job = Rolled(url, WINDOWS, lag=4, serializer=form_of(url))
+    return made(url_of(request, tmp_path))
+
+
+def made(url: str) -> Rolled:
+    job = Rolled(url, WINDOWS, lag=4)
     job.batch(*(Row(at, user, at) for at in range(0, 60, 3) for user in ("ann", "idle")), Row(-500, "old", 9))
     for start in (60, 90, 120):
         job.batch(*(Row(at, "ann", at) for at in range(start, start + 30, 4)), Row(start - 50, "bob", start))
@@ -69,6 +73,43 @@ def test_a_window_less_is_taken_at_once(job):
     again = less.restarted([(40, 5), LIFETIME], lag=4)
     again.batch(Row(200, "ann", 3))
     check(again)
+
+
+LEFT = [left for count in range(1, len(WINDOWS)) for left in combinations(WINDOWS, count) if left != (LIFETIME,)]
+
+
+@pytest.mark.parametrize("left", LEFT, ids=str)
+def test_whichever_windows_are_left_they_are_right_and_those_that_are_gone_do_not_come_back(tmp_path, left):
+    """At once, for keys that are not written, too; and the state's unit stays, though theirs may be coarser."""
+    job = made(f"memory://{tmp_path.name}")
+    less = job.restarted(left, lag=4)
+    less.attempt()
+    check(less)
+    less.batch(Row(160, "ann", 3), Row(20, "bob", 4), Row(150, "idle", 5))
+    less.batch(Row(163, "ann", 3))  # its begin folds by the watermark of the batch before
+    less.batch(Row(164, "ann", 3), Row(164, "bob", 2), Row(130, "bob", 2))
+    assert less.record.rolling.definition.unit == 1
+    check(less)
+    for more in [one for one in WINDOWS if one not in left]:
+        with pytest.raises(StateSchemaError, match=f"does not keep where {suffix(more)} begins"):
+            less.restarted([*left, more], lag=4).begin()
+    check(less)
+
+
+def test_windows_that_are_left_have_to_be_windows_of_one_state(tmp_path):
+    """Else the declaration is refused, which comes before anything is opened."""
+    windows = [(10, 1), (40, 4), (60, 6), LIFETIME]
+    job = Rolled(f"memory://{tmp_path.name}", windows)
+    job.batch(Row(3, "ann"), Row(60, "bob"))
+    before = job.store.load()
+    with pytest.raises(ConfigurationError, match="'60' is no multiple of 4, the finest one.*a window by a finer one"):
+        job.restarted([(40, 4), (60, 6), LIFETIME])
+    with pytest.raises(ConfigurationError, match="at least one with a length"):
+        job.restarted([LIFETIME])
+    assert job.store.load() == before
+    less = job.restarted([(10, 1), (60, 6)])
+    less.batch(Row(61, "ann"))
+    check(less)
 
 
 def test_without_a_lifetime_what_is_older_than_all_windows_goes(job):
