@@ -95,6 +95,57 @@ def test_a_scan_has_one_end(url, tens):
         }
 
 
+@pytest.mark.parametrize("url", ["sqlite", REDIS], indirect=True)
+def test_a_cursor_of_rolling_windows_goes_on_with_their_end_or_is_refused(url, monkeypatch):
+    """With other columns, another time, and after the horizon has moved on; for another state it is none."""
+    users = [f"u{at:03d}" for at in range(300)]
+    state = keyed(url, HOURS)
+    state.batch(*(Row(T0 - at * MINUTE, user, at) for at, user in enumerate(users)))
+    keyed(url, HOURS, state="other").batch(*(Row(T0, user, 1) for user in users))
+    Job(url, state="plain").batch(**dict.fromkeys(users, 1))
+    clock = SimpleNamespace(now=T0)
+    monkeypatch.setattr("mapstate.reader.rolling.time.time_ns", lambda: clock.now * 1000)
+    iso = {minutes: f"2026-11-27T10:{minutes:02d}:00.000000Z" for minutes in (0, 30)}
+
+    def scan(name: str = "s", **params: Any) -> Any:
+        return client.get(f"/states/{name}/scan", params=params)
+
+    def check(answer: Any, end: str, columns: list[str] | None = None, **asked: Any) -> list[str]:
+        lines = lines_of(answer)
+        assert {line["as_of"]["end"] for line in lines if "as_of" in line} == {end}
+        found = {line["key"]["k"]: line["value"] for line in lines if "key" in line}
+        for key, value in found.items():
+            right = state.right(key, **asked) or {}
+            assert value == {name: right[name] for name in columns or right}, key
+        return sorted(found)
+
+    with client_of(url) as client:
+        page = scan(limit=20)
+        first, cursor = check(page, iso[0], now=T0), lines_of(page)[-1]["cursor"]
+        rest = sorted(set(users) - set(first))
+        assert len(first) >= 20
+        assert rest
+        clock.now = T0 + 30 * MINUTE
+        for params, columns in (({}, None), ({"at": "watermark"}, None), ({"columns": "rows_1_hour"}, ["rows_1_hour"])):
+            assert check(scan(cursor=cursor, **params), iso[0], columns, now=T0) == rest
+        assert check(scan(cursor=cursor, at=iso[30]), iso[30], at=T0 + 30 * MINUTE) == rest
+        assert check(scan(), iso[30], now=clock.now) == users
+        assert "no field 'n'" in problem(scan(cursor=cursor, columns="n"), 400)
+        for name in ("other", "plain"):
+            assert f"no cursor of state '{name}'" in problem(scan(name, cursor=cursor), 400)
+        plain_cursor = lines_of(scan("plain", limit=20))[-1]["cursor"]
+        assert "no cursor of state 's'" in problem(scan(cursor=plain_cursor), 400)
+        assert "no rolling windows" in problem(scan("plain", cursor=plain_cursor, at=iso[0]), 400)
+        state.batch(Row(T0 + 300 * MINUTE, "u000", 1))
+        state.batch(Row(T0 + 301 * MINUTE, "u000", 1))
+        assert "as long as a scan takes" in problem(scan(cursor=cursor), 410)
+        later = "2026-11-27T15:00:00.000000Z"
+        assert check(scan(cursor=cursor, at=later), later, at=T0 + 300 * MINUTE)
+        reset = keyed(url, TENS, on_new_owner="reset", owner="new")
+        reset.batch(*(Row(3, user, 1) for user in users))
+        problem(scan(cursor=cursor), 400)
+
+
 def test_timestamps_are_text_with_a_zone(url):
     state = keyed(url, HOURS)
     state.batch(Row(T0 - 90 * MINUTE, "a", 3), Row(T0 - 7 * MINUTE, "a", 4))
