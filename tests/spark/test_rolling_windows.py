@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import shutil
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,6 +17,7 @@ import pytest
 from every_store import AEROSPIKE, FULL, REDIS, url_of
 from pyspark.sql import DataFrame, SparkSession
 from rolled import Row, floor, inside, shown, suffix
+from spark_fixtures import AVAILABLE
 
 from mapstate import (
     LIFETIME,
@@ -377,6 +381,111 @@ def test_a_restart_with_another_declaration(spark, tmp_path):
     other = restarted((40, 5), (30, 5), LIFETIME)
     other.batch([Row(102, "x", 1), Row(70, "z", 1)])
     other.check()
+
+
+# Quarantine, and batches that are planned anew
+
+
+class Days:
+    """A query that runs once a day over the files that have come since, on a checkpoint that can be put back."""
+
+    def __init__(self, spark: SparkSession, url: str, folder: Path, windows: Any = WINDOWS, **topology: Any) -> None:
+        self.spark, self.url, self.folder, self.windows = spark, url, folder, windows
+        self.options = topology
+        self.files: dict[str, list[Row]] = {}
+        self.finished: list[Any] = []
+        (folder / "input").mkdir()
+
+    def day(self, name: str, *rows: Row) -> None:
+        self.files[name] = list(rows)
+        own = self.folder / "input" / f"{name}.csv"
+        own.write_text("".join(f"{row.at},{row.user},{row.n}\n" for row in rows))
+        stream = self.spark.readStream.schema(SCHEMA).csv(f"{self.folder}/input")
+        topology = Topology("site", **self.options).on_finished(self.finished.append)
+        rolling = topology.newStream("clicks", stream).window(RollingWindows.of(*self.windows), timestampField="at")
+        aggregates = {"rows": Count(), "total": Sum("n"), "least": Min("n"), "newest": LastN("n", 2, by="at")}
+        kept = rolling.groupBy("user").persistentAggregate(opaque(self.url, "s"), **aggregates)
+        kept.lateStream().persistentAggregate(opaque(self.url, "late"), rows=Count())
+        topology.start(f"{self.folder}/checkpoint", trigger=AVAILABLE).awaitTermination(240)
+
+    def copy(self, name: str) -> None:
+        shutil.copytree(self.folder / "checkpoint", self.folder / name)
+
+    def restore(self, name: str) -> None:
+        shutil.rmtree(self.folder / "checkpoint")
+        shutil.copytree(self.folder / name, self.folder / "checkpoint")
+
+    def check(self, *, without: Sequence[str] = ()) -> None:
+        """Each key, as of now and as of each time from the horizon on, by the rows of the files."""
+        rows = [row for name, own in self.files.items() for row in own if name not in without]
+        newest = max(row.at or 0 for row in rows)
+        unit = min(one[1] for one in self.windows if one != LIFETIME)
+        users = sorted({row.user for own in self.files.values() for row in own})
+        with open_reader(self.url, "s") as reader, open_reader(self.url, "late") as late:
+            record = reader.ledger()
+            assert record.rolling is not None
+            horizon = record.rolling.horizon
+            first = newest if horizon == NEVER else record.rolling.definition.time(horizon)
+            assert first <= newest
+            for at in (None, *range(first, newest + 130, 7)):
+                end = floor(newest if at is None else at, unit)
+                until = end + unit if at is None else end
+                right = [shown(rows, user, self.windows, end=end, until=until) for user in users]
+                assert reader.multi_get(users, at=at) == right, at
+            assert record.keys_held() == len({row.user for row in rows}) == len(list(reader.scan()))
+            assert late.get(()) is None
+            assert reader.watermark().time == newest
+
+
+@pytest.mark.parametrize("url", ["sqlite", REDIS], indirect=True)
+def test_a_row_in_quarantine_is_in_no_tile_and_counts_once_where_it_is_sent_again(spark, url, tmp_path):
+    kept, large = tmp_path / "kept", 1 << 62
+    days = Days(spark, url, tmp_path, on_poison="quarantine", quarantine=str(kept))
+    days.day("a", Row(5, "x", large), Row(6, "y", 1), Row(60, "y", 2))
+    others = [Row(7, "y", 3), Row(61, "new", 4), Row(500, "y", 9)]  # one of them would move the watermark
+    days.day("poison", Row(5, "x", large), *others)
+    days.check(without=["poison"])
+    days.day("b", Row(62, "x", 5), Row(3, "y", 6))
+    days.day("c", Row(64, "x", 5))  # its begin folds by the watermark of the batch before
+    days.check(without=["poison"])
+    assert [one.quarantined is not None for one in days.finished] == [False, True, False, False]
+    again = spark.read.parquet(str(kept)).where(f"n < {large}").select("at", "user", "n").collect()
+    assert sorted(map(tuple, again)) == sorted(map(tuple, others))
+    days.day("again", *(Row(*row) for row in again))
+    days.check(without=["poison"])
+
+
+@pytest.mark.parametrize("url", ["sqlite", REDIS], indirect=True)
+@pytest.mark.parametrize("windows", [WINDOWS, ((10, 2), (60, 10))], ids=["a lifetime", "none"])
+def test_a_batch_of_rolling_windows_that_is_planned_anew_counts_once(spark, url, tmp_path, windows):
+    """The one before is taken back, with all that it folded, whatever rows its plan has now."""
+    days = Days(spark, url, tmp_path, windows)
+    days.day("a", *(Row(at, user, at) for at in range(0, 90, 7) for user in "xyz"))
+    days.day("b", Row(95, "x", 1), Row(100, "new", 2))
+    days.copy("before")
+    days.day("c", Row(99, "x", 3), Row(80, "y", 4), Row(99, "gone", 5))
+    days.check()
+    days.day("c", Row(99, "x", 30), Row(99, "z", 6))  # it has its name, so Spark takes no notice of it
+    days.restore("before")
+    days.day("d", Row(101, "y", 7), Row(60, "x", 8))
+    days.check()
+    assert [one.batch_id for one in days.finished] == [0, 1, 2, 2]
+
+
+@pytest.mark.parametrize("url", ["sqlite", REDIS], indirect=True)
+def test_rolling_windows_that_are_two_batches_ahead_of_a_checkpoint_refuse_it(spark, url, tmp_path):
+    days = Days(spark, url, tmp_path)
+    days.day("a", *(Row(at, user, at) for at in range(0, 90, 7) for user in "xyz"))
+    days.copy("before")
+    days.day("b", Row(95, "x", 1))
+    days.day("c", Row(99, "x", 3), Row(80, "y", 4))
+    store: Any = resolve(url).open("s")
+    before = store.load(), store.multi_get(["x", "y", "z"])
+    days.restore("before")
+    with pytest.raises(Exception, match="the checkpoint is older than the state. Nothing was written"):
+        days.day("d", Row(101, "y", 7))
+    assert (store.load(), store.multi_get(["x", "y", "z"])) == before
+    days.check(without=["d"])
 
 
 # Errors of one key
