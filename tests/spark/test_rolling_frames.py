@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import random
+import threading
 import time
+from collections import Counter
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,9 +18,21 @@ from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from rolled import HOURS, MINUTE, T0, TENS, Rolled, Row, keyed
+from service import client_of
 from states import Job
 
-from mapstate import CombinerAggregator, Count, Max, RollingWindows, Sum, Topology, newStream, opaque, open_reader
+from mapstate import (
+    CombinerAggregator,
+    Count,
+    Max,
+    RollingWindows,
+    Sum,
+    Topology,
+    newStream,
+    opaque,
+    open_async_reader,
+    open_reader,
+)
 from mapstate.drpc import DRPCClient
 from mapstate.errors import StaleBatchError, UnknownColumnError, UsageError
 from mapstate.spark import DRPCServer, newStaticState, pointInTime, stateQuery
@@ -129,6 +146,71 @@ def test_an_old_plan_of_now_is_refused(url, monkeypatch):
     for options in ({"at": "2026-11-27T10:00:00Z"}, {"at": "watermark"}, {"asOf": "scan"}):
         plan = MapStateDataSource({"url": url, "state": "s", **options}).reader(schema)
         assert read(plan, 30)[0]["rows_lifetime"] == (1 if "asOf" in options else 0)
+
+
+@pytest.mark.parametrize("url", ["sqlite", REDIS], indirect=True)
+def test_every_way_of_reading_gives_whole_batches_while_they_run(spark, url):
+    """Threads of one reader, an event loop, HTTP and a DataFrame, each beside the driver, which also loses attempts."""
+    state, draw = keyed(url, retention=1000), random.Random(49)
+
+    def more(at: int) -> list[Row]:
+        late = [Row(at - draw.randint(0, 300), draw.choice(KEYS), draw.randint(-9, 9)) for _ in range(5)]
+        return [Row(at, key, draw.randint(-9, 9)) for key in KEYS] + late
+
+    state.batch(*more(1000))
+    right = [[state.right(key, 1005) for key in KEYS]]
+    gone, tried, seen = threading.Event(), threading.Semaphore(0), Counter[str]()
+
+    def check(way: str, values: list[Any]) -> None:
+        assert values in right, way
+        seen[way] += 1
+
+    def blocking(reader: Any, way: str) -> None:
+        while not gone.is_set():
+            check(way, reader.multi_get(KEYS, at=1005))
+
+    def on_a_loop() -> None:
+        async def read() -> None:
+            async with open_async_reader(url, "s") as reader:
+                while not gone.is_set():
+                    check("event loop", await reader.multi_get(KEYS, at=1005))
+
+        asyncio.run(read())
+
+    def over_http() -> None:
+        with client_of(url) as client:
+            while not gone.is_set():
+                asked = client.post("/states/s/values", json={"keys": KEYS, "at": 1005})
+                check("HTTP", asked.json()["values"])
+
+    def as_a_frame() -> None:
+        while not gone.is_set():
+            try:
+                found = values(frame(spark, url, keys=json.dumps(KEYS), at="1005"))
+                check("DataFrame", [found[key] for key in KEYS])
+            except PySparkException as error:
+                assert "Load it anew" in str(error)  # noqa: PT017  a batch came between plan and read
+            finally:
+                tried.release()
+
+    with open_reader(url, "s") as reader, ThreadPoolExecutor(5) as pool:
+        ways: list[Any] = [(blocking, reader, "thread 1"), (blocking, reader, "thread 2")]
+        ways += [(on_a_loop,), (over_http,), (as_a_frame,)]
+        done = [pool.submit(*way) for way in ways]
+        end = time.monotonic() + 120
+        while (len(seen) < len(ways) or len(right) < 6) and time.monotonic() < end and not any(map(Future.done, done)):
+            rows = more(1000 + draw.randint(0, 4))
+            state.attempt(*more(1000), only=KEYS[:3])  # it dies
+            attempted = state.attempt(*rows)
+            after = [row for own in state.committed for row in own] + rows
+            right.append([state.right(key, 1005, rows=after) for key in KEYS])
+            state.commit(attempted)
+            tried.acquire(timeout=60)  # batches are as far apart as reads of a DataFrame
+        gone.set()
+        for one in done:
+            one.result()
+        assert reader.multi_get(KEYS, at=1005) == right[-1]
+    assert len(seen) == len(ways), seen
 
 
 class Names(CombinerAggregator):
