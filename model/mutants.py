@@ -692,6 +692,10 @@ class _ResolvedPerKey(SwappingProtocol):
     resolves = "key"
 
 
+class _LooksBeforeItReads(SwappingProtocol):
+    resolves = "before"
+
+
 class _ResolvedOnce(SwappingProtocol):
     resolves = "once"
 
@@ -774,6 +778,7 @@ _CORRECTED_TWICE = Correcting(name="two corrections", ids=(0, 1), rollbacks=2)
 _TO_NEW, _THERE_AND_BACK = ("swap", 1), (("swap", 1), ("swap", None), ("swap", 1))
 _SWAPPED = Swapping(name="swaps beside batches", operators=(_TO_NEW, ("swap", None)), batches=(1, 1))
 _SWAPPED_AND_READ = Swapping(name="swaps and a reader", operators=_THERE_AND_BACK, calls=3)
+_READ_BESIDE_BATCHES = Swapping(name="a swap, batches and a reader", operators=(_TO_NEW,), batches=(1, 0), calls=2)
 _SWAPPED_CORRECTED = Swapping(name="swaps and a correction", operators=(_TO_NEW, ("swap", None), ("correct", 0)))
 _DROPPED = Swapping(name="a swap and a drop", operators=(_TO_NEW, ("drop", 1)))
 
@@ -1014,6 +1019,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "is undone",
     ),
     Mutant("positions are compared before the alias is written", _ComparesBeforeTheWrite, _SWAPPED, "behind v"),
+    Mutant("a reader looks at the alias before it reads", _LooksBeforeItReads, _READ_BESIDE_BATCHES, "back from batch"),
     Mutant("a swap asks for no correction", _AsksForNoCorrection, _SWAPPED_CORRECTED, "without the correction"),
     Mutant(
         "corrections are compared before the alias is written",

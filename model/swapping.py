@@ -3,8 +3,9 @@
 Drivers commit batches of both versions. Operators swap, go back, keep one version only, drop, and correct.
 Readers look at the alias, also at an old copy of it, and read several keys. Each may die anywhere, or only hang and go
 on late. A write compares the alias, and both ledgers where they are ``joint``.
-What has to be true is that one call reads one version, that no reader goes back by a swap, and that an alias leads to a
-version that is there, which a swap on joint ledgers has never found behind, nor without a correction of the one before.
+What has to be true is that one call reads one version, that no reader goes back by a swap, nor in the log, and that an
+alias leads to a version that is there, which a swap on joint ledgers has never found behind, nor without a correction
+of the one before.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ __all__ = ["Swapping", "SwappingProtocol", "SwappingSteps"]
 NAME = "v"
 VERSIONS = (NAME, "v.2")
 _ID = "a correction"
+_KEYS = 2  # of a call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +124,8 @@ class SwappingProtocol(CorrectingProtocol):
         return None if last is None else last.batch_id
 
     resolves = "call"
-    """Readers look at the alias: in each "call", for each "key", or "once"."""
+    """Readers look at the alias: behind the reads of each "call", which begins anew behind a swap; or "before" them,
+    for each "key", or "once"."""
     compares_alias = compares_ledgers = keeps_first = True
     drop_asks: tuple[str, ...] = ("first", "again")
 
@@ -181,14 +184,15 @@ class _Operator(NamedTuple):
 class _Reader(NamedTuple):
     """``known`` is the alias of the last look; ``began`` the alias's number at the beginning of the present call.
 
-    ``seen`` are the versions whose keys it has read in the call, and the number by which it did.
+    ``seen`` are the versions whose keys it has read in the call, as of ``batch``; ``newest`` is that of all calls.
     """
 
     known: AliasRecord | None = None
     calls: int = 0
     began: int | None = None
     seen: tuple[str, ...] = ()
-    newest: int = 0
+    batch: int | None = None
+    newest: int = -1
 
 
 class _State(NamedTuple):
@@ -309,11 +313,11 @@ class SwappingSteps:
         if not ledger or (own.phase == "comes" and _ID in state.corrected[version]):
             return (*label, "and need not"), done
         if own.phase == "comes":
-            begun = self.protocol.begin_correction(ledger, at, ledger)
-            if not isinstance(begun, ModelAttempt):
-                return (*label, begun), done
-            return label, state.with_ledger(version, begun.ledger).with_operator(
-                at, _Operator("commits", attempt=begun)
+            attempt = self.protocol.begin_correction(ledger, at, ledger)
+            if not isinstance(attempt, ModelAttempt):
+                return (*label, attempt), done
+            return label, state.with_ledger(version, attempt.ledger).with_operator(
+                at, _Operator("commits", attempt=attempt)
             )
         assert own.attempt is not None
         after = self.protocol.commit_correction(ledger, own.attempt.txid)
@@ -367,30 +371,41 @@ class SwappingSteps:
         if own.began is None:
             if own.calls < self.world.calls:
                 began = own._replace(calls=own.calls + 1, began=_number(state.alias), seen=())
-                if protocol.resolves == "once" and own.calls:
-                    yield ("a call begins",), state._replace(reader=began)
-                    return
-                for found in {state.alias, *([state.old] if self.world.old_copies else [])}:
-                    known = protocol.looked(own.known, found)
-                    looked = began._replace(known=known, newest=max(own.newest, _number(known)))
-                    if _number(known) < own.newest:
-                        raise ViolationError(f"a reader goes back from swap {own.newest} to {_number(known)}")
-                    yield (
-                        ("a call begins", "" if found == state.alias else "with an old copy"),
-                        state._replace(reader=looked),
-                    )
-            return
-        known = protocol.looked(own.known, state.alias) if protocol.resolves == "key" else own.known
-        seen = (*own.seen, NAME if known is None else known.to)
-        if len(set(seen)) > 1:
-            raise ViolationError(f"one call reads {' and '.join(seen)}")
-        if not self.world.old_copies and _number(known) < own.began:
-            raise ViolationError(f"a call that began after swap {own.began} reads by swap {_number(known)}")
-        after = own._replace(known=known, seen=seen)
-        yield (
-            ("a call reads a key", len(seen)),
-            state._replace(reader=after if len(seen) < 2 else after._replace(began=None, seen=())),
-        )
+                if protocol.resolves == "before":
+                    began = began._replace(known=protocol.looked(own.known, state.alias))
+                yield ("a call begins",), state._replace(reader=began)
+        elif len(own.seen) < _KEYS:
+            known = protocol.looked(own.known, state.alias) if protocol.resolves == "key" else own.known
+            to = NAME if known is None else known.to
+            if to not in (own.seen or (to,)):
+                raise ViolationError(f"one call reads {to} and {own.seen[0]}")
+            batch = protocol.shows(state.ledgers[VERSIONS.index(to)])
+            after = own._replace(known=known, seen=(*own.seen, to), batch=own.batch if own.seen else batch)
+            yield ("a call reads a key", len(own.seen)), state._replace(reader=after)
+        elif protocol.resolves in ("before", "key") or (protocol.resolves == "once" and own.calls > 1):
+            yield ("a call ends",), state._replace(reader=self._ended(own))
+        else:
+            for found in {state.alias, *([state.old] if self.world.old_copies else [])}:
+                known = protocol.looked(own.known, found)
+                if _number(known) < _number(own.known):
+                    raise ViolationError(f"a reader goes back from swap {_number(own.known)} to {_number(known)}")
+                label = "" if found == state.alias else "with an old copy"
+                if _number(known) == _number(own.known):
+                    yield ("a call looks, and ends", label), state._replace(reader=self._ended(own))
+                else:
+                    again = own._replace(known=known, seen=(), batch=None)
+                    yield ("a call looks, and begins anew", label), state._replace(reader=again)
+
+    def _ended(self, own: _Reader) -> _Reader:
+        """The reader, whose call returns what it has read. Raises ViolationError where that is of before."""
+        assert own.began is not None
+        if not self.world.old_copies and _number(own.known) < own.began:
+            raise ViolationError(f"a call that began after swap {own.began} reads by swap {_number(own.known)}")
+        if self.world.joint and not self.world.old_copies and own.batch is not None:
+            if own.batch < own.newest:
+                raise ViolationError(f"a reader goes back from batch {own.newest} to {own.batch}")
+            own = own._replace(newest=own.batch)
+        return own._replace(began=None, seen=(), batch=None)
 
     def check(self, state: _State) -> None:
         """Raises ViolationError unless the alias leads to a version that is there, which readers can read."""

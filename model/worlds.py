@@ -159,6 +159,7 @@ SMALL: tuple[World | Together | Replans | Following | Forgetting | Correcting | 
         joint=False,
     ),
     Swapping(name="swaps and a reader", operators=_THERE_AND_BACK, calls=3),
+    Swapping(name="swaps, batches and a reader", operators=_THERE_AND_BACK[:2], batches=(1, 1), calls=2),
     Swapping(name="swaps and a reader, old copies of the alias", operators=_THERE_AND_BACK, calls=3, old_copies=True),
 )
 

@@ -114,7 +114,9 @@ def test_everything_that_is_modelled_happens_somewhere():
         "drops v.2 gives back",
         "drops v.2 takes FencedError",
         "drops v.2 comes and is refused",
-        "a call begins with an old copy",
+        "a call looks, and ends with an old copy",
+        "a call looks, and begins anew",
+        "corrects v commits",
     ):
         assert any(happening in one for one in said), happening
 

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from service import ROWS, VISITS, client_of, problem, report
 from states import Job, made_of_one_batch
+from versions import Version
 
 from mapstate.errors import StateNotFoundError, UsageError
 from mapstate.keys import KeyCodec
 from mapstate.operations.drop import drop
+from mapstate.operations.swap import swap
 from mapstate.reader import open_reader
 from mapstate.schema import KeyField
 from mapstate.serve import make_app
@@ -644,3 +646,22 @@ def test_a_state_that_is_not_there_yet_is_waited_for(url):
         return event
 
     assert asyncio.run(listen())["event"] == "commit"  # nobody else hears that a request waited
+
+
+def test_a_swap_is_an_event_of_its_own_and_one_that_was_away_hears_a_gap(url):
+    versions = [Version(url, state=name) for name in ("v", "v.2")]
+    for at in (5, 6):
+        for job in versions:
+            job.batch_to(at, a=at)
+    with_id = back(url, 1, None, lambda: versions[0].batch_to(7, a=7))
+    last_id = next(last_id for event, last_id in with_id[1:] if event["state"] == "v")
+
+    def swapped():
+        versions[1].batch_to(7, a=7)
+        swap(url, {"v": "v.2"})
+
+    def of_name(events):
+        return [(event["event"], event.get("version")) for event, _ in events if event and event["state"] == "v"]
+
+    assert of_name(back(url, 3, None, swapped)) == [("swapped", "v.2"), ("commit", "v.2")]
+    assert of_name(back(url, 3, last_id)) == [("gap", "v.2"), ("commit", "v.2")]

@@ -27,7 +27,7 @@ from mapstate.operations.forget import listed
 from mapstate.operations.states import ListedState, list_states
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader import StateReader, open_reader
-from mapstate.reader.aliased import alias_of
+from mapstate.reader.aliased import alias_of, version_of
 from mapstate.reader.committed import FOLLOW
 from mapstate.reader.forms import JsonRows, json_state, rows_of, time_asked, typed_keys
 from mapstate.schema import KeyField
@@ -76,8 +76,7 @@ def _json_listed(state: ListedState) -> dict[str, object]:
 def ledger(out: Output, *, url: Url = None, state: State, exact: Exact = False) -> None:
     """Shows the ledger, and the last hundred batches."""
     place = store_url(url)
-    with open_reader(place, state, follow=None if exact else FOLLOW) as reader:
-        version = reader.current  # of ledger and reports
+    with _opened_once(place, state, exact=exact) as version:
         record, reports, alias = version.ledger(), _reports(version), alias_of(place, state)
     corrections = [] if record.operations is None else listed(place, record.state, "correction")
 
@@ -97,6 +96,11 @@ def ledger(out: Output, *, url: Url = None, state: State, exact: Exact = False) 
     if corrections:
         document["corrections"] = corrections
     out.answer(document if alias is None else {**document, "alias": alias}, print_both)
+
+
+def _opened_once(url: str, state: str, *, exact: bool) -> StateReader:
+    """A reader of the version of now, for all that a command reads."""
+    return open_reader(url, state if exact else version_of(url, state), follow=None)
 
 
 def _reports(reader: StateReader) -> list[BatchReport] | None:
@@ -152,8 +156,7 @@ def get(
     """
     url, state, texts = split_place(place)
     chosen = None if columns is None else columns.split(",")
-    with open_reader(url, state, follow=None if exact else FOLLOW) as opened:
-        reader = opened.current  # all of one version
+    with _opened_once(url, state, exact=exact) as reader:
         record = reader.ledger()
         keys = typed_keys(texts, record.keys)
         time = None if at is None else time_asked(record, at)
@@ -182,8 +185,7 @@ def windows(
     The key is one argument per grouping column, without the window. \N is null.
     """
     url, state, texts = split_place(place)
-    with open_reader(url, state, follow=None if exact else FOLLOW) as opened:
-        reader = opened.current  # all of one version
+    with _opened_once(url, state, exact=exact) as reader:
         record = reader.ledger()
         if record.windows is None:
             raise UsageError(f"state {state!r} has no windows by time: mapstate get shows its keys")

@@ -16,7 +16,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import naming, resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import close_if_possible
-from mapstate.errors import StateNotFoundError
+from mapstate.errors import MapStateError, StateNotFoundError
 from mapstate.protocol.alias import ALIAS_SUFFIX, AliasRecord, decode_alias, is_alias
 from mapstate.protocol.stored_ledger import ledger_store
 from mapstate.reader.capabilities import ThreadSafe
@@ -122,14 +122,21 @@ class AliasReader(StateReader):
         self._state, self._follow, self._due = state, follow, -inf
         self._alias = Alias(backend, state)
 
-    @property
-    def current(self) -> StateReader:
-        """The reader of the version to read now. Raises the errors of `Alias.read`."""
-        began = time.monotonic()
-        if began >= self._due:
-            self._alias.read()
-            self._due = began + self._follow
-        return self._seen()
+    def of_version(self, ask: Callable[[StateReader], Any]) -> Any:
+        """See `StateReader.of_version`. ``follow=0`` looks behind its reads: the old version may be ahead by then."""
+        while True:
+            seen, began = self._alias.last, time.monotonic()
+            if self._follow and began >= self._due:
+                self._alias.read()
+                self._due = began + self._follow
+            try:
+                answer, problem = ask(self._seen()), None
+            except MapStateError as error:  # a name may be an alias alone
+                answer, problem = None, error
+            if self._follow or self._due == inf or self._alias.read() == seen:
+                if problem is not None:
+                    raise problem
+                return answer
 
     def _seen(self) -> StateReader:
         """The reader of the version that was seen last."""
@@ -151,7 +158,7 @@ class AliasReader(StateReader):
 def _of_current(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: AliasReader, *args: Any, **kwargs: Any) -> Any:
-        return getattr(self.current, name)(*args, **kwargs)
+        return self.of_version(lambda reader: getattr(reader, name)(*args, **kwargs))
 
     return call
 

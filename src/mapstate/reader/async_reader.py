@@ -145,7 +145,7 @@ class AsyncStateReader:
     ) -> AsyncIterator[list[tuple[Key, dict[str, Any]]]]:
         """See `StateReader.pages`. The loop goes on while a page is read."""
         pages = await self._call(StateReader.pages, page_size, columns=columns, at=at)
-        while (page := await self._call(lambda _: next(pages, None))) is not None:
+        while (page := await self._run(lambda: next(pages, None))) is not None:
             yield page
 
     async def pages_as_of(
@@ -153,13 +153,13 @@ class AsyncStateReader:
     ) -> AsyncIterator[ScanPage]:
         """See `StateReader.pages_as_of`."""
         pages = await self._call(StateReader.pages_as_of, page_size, columns=columns, at=at, cursor=cursor)
-        while (page := await self._call(lambda _: next(pages, None))) is not None:
+        while (page := await self._run(lambda: next(pages, None))) is not None:
             yield page
 
     async def window(self, end: Time) -> AsyncIterator[tuple[Key, dict[str, Any]]]:
         """See `StateReader.window`: ``async for key, fields in reader.window(end)``."""
         items = await self._call(StateReader.window, end)
-        while page := await self._call(lambda _: list(islice(items, _WINDOW_PAGE))):
+        while page := await self._run(lambda: list(islice(items, _WINDOW_PAGE))):
             for item in page:
                 yield item
 
@@ -197,10 +197,15 @@ class AsyncStateReader:
             raise
 
     async def _call(self, method: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        reader, calls = self._reader, self._calls
+        if reader is None or calls is None or self._loop is not asyncio.get_running_loop():
+            raise not_open(self._state)
+        return await calls.run(lambda: reader.of_version(lambda one: method(one, *args, **kwargs)))
+
+    async def _run(self, function: Callable[[], T]) -> T:  # what has begun in a version goes on in it
         if self._reader is None or self._calls is None or self._loop is not asyncio.get_running_loop():
             raise not_open(self._state)
-        reader = self._reader
-        return await self._calls.run(lambda: method(reader.current, *args, **kwargs))
+        return await self._calls.run(function)
 
 
 class _OnLoop:

@@ -73,10 +73,9 @@ class StateReader:
             backend.open(state), state, consistency, aggregators, before=before, as_of=as_of, max_age=max_age
         )
 
-    @property
-    def current(self) -> StateReader:
-        """The reader whose methods a call takes: another one where the state is read by an alias."""
-        return self
+    def of_version(self, ask: Callable[[StateReader], Any]) -> Any:
+        """What is asked of the reader of one version: another one where the state is read by an alias."""
+        return ask(self)
 
     def ledger(self) -> LedgerRecord:
         """The current ledger: owner, last and previous commit, the attempt in flight."""

@@ -38,6 +38,7 @@ class Commits:
         self._new = set[asyncio.Queue[Sent | None]]()  # who know no state; else one that they do not know is new
         self._waiting: set[tuple[str, str, asyncio.Future[None]]] = set()
         self._seen: dict[str, Place] = {}
+        self._versions: dict[str, str] = {}  # of what is seen: the state to which an alias led then
         self._behind: set[str] = set()  # states of which one that came back has not heard what is seen
         self._unreported: dict[str, int] = {}  # how often the last report was missing
         self._away: set[str] = set()
@@ -186,6 +187,8 @@ class Commits:
         self._unreported[name] = self._unreported.get(name, 0) + 1
         if reports and reports[0].txid < now[1] and self._unreported[name] <= _TICKS_FOR_REPORT:
             return
+        seen, version = self._seen.get(name), self._versions.get(name, ledger.state)
+        self._versions[name] = ledger.state
         self._seen[name], self._unreported[name], of = now, 0, named(name, ledger)
         self._away.discard(name)
         self._behind.discard(name)
@@ -194,7 +197,8 @@ class Commits:
                 places.setdefault(name, now)
             place = places.get(name, (now[0], -1))
             if place != now or is_back:
-                for event, places[name] in _news(of, ledger, reports, place):
+                is_swap = version != ledger.state and seen is not None and place[0] == seen[0]
+                for event, places[name] in _news(of, ledger, reports, place, "swapped" if is_swap else "gap"):
                     self._send(queue, event)
 
     def _send(self, queue: asyncio.Queue[Sent | None], event: Event) -> None:
@@ -205,9 +209,9 @@ class Commits:
 
 
 def _news(
-    of: Event, ledger: LedgerRecord, reports: Sequence[BatchReport], place: Place
+    of: Event, ledger: LedgerRecord, reports: Sequence[BatchReport], place: Place, gap: str
 ) -> Iterator[tuple[Event, Place]]:
-    """The events of the commits behind a place; first a gap, where some may lack or what was heard has been undone."""
+    """The events of the commits behind a place; first a ``gap``, where some may lack or what was heard is undone."""
     told: Event = {"event": "commit", **of, "as_of": as_of(ledger), "keys_held": ledger.keys_held()}
     mark, (own, seen) = mark_of(ledger), place
     found: list[Commit | BatchReport | None] = [ledger.previous, ledger.last_commit, *reports]
@@ -215,7 +219,7 @@ def _news(
     new: list[Commit | BatchReport | None] = [commits[txid] for txid in sorted(commits) if txid > seen and mark == own]
     start = commits[seen].batch_id + 1 if seen in commits else 0 if seen < 0 else -1
     if mark != own or start < 0 or [one and one.batch_id for one in new] != [*range(start, start + len(new))]:
-        yield {**told, "event": "gap"}, place
+        yield {**told, "event": gap}, place
     for one in new or found[1:2]:
         report = msgspec.to_builtins(one) if isinstance(one, BatchReport) else None
         held = None if one in new[:-1] else told["keys_held"]

@@ -289,8 +289,8 @@ function onEvent(event) {
   if (event.event === "problem") {
     if (known) known.problem = event.problem;
     if (event.state === chosen) check();
-  } else if (!known?.keys || (known.problem && !isOfStore(known.problem))) {
-    load(event.state); // new, or back
+  } else if (!known?.keys || event.event !== "commit" || (known.problem && !isOfStore(known.problem))) {
+    load(event.state); // new, back, or another one
   } else {
     delete known.problem;
     known.as_of = event.as_of;
