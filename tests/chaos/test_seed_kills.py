@@ -6,10 +6,12 @@ import random
 import secrets
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+from clicks import Clicks
 from processes import FIXTURES, job
 from spark_fixtures import Visits, contents
 
@@ -26,7 +28,36 @@ STEPS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize("store", ["redis", pytest.param("sqlite", marks=pytest.mark.full)])
+SQLITE = pytest.param("sqlite", marks=pytest.mark.full)
+
+
+@pytest.mark.parametrize("store", ["redis", SQLITE])
+def test_a_seed_of_windows_is_right_whenever_its_driver_dies(
+    store, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str
+):
+    seed = secrets.randbits(32)
+    draw, clicks = random.Random(seed), Clicks(tmp_path)
+    clicks.history(draw)
+    url = redis_url if store == "redis" else f"sqlite:///{tmp_path}/state.db"
+    options: dict[str, Any] = {"url": url, "folder": str(tmp_path), "buckets": BUCKETS}
+    for at in range(rounds(2, 20)):
+        method, how = draw.choice(STEPS)
+        fault = ["Kill", {"who": "driver", "method": method, "name": f"kill-{at}", **how}]
+        code = run(options | {"faults": [fault]}, tmp_path / f"log-{at}", "clicks.py")
+        assert code in (0, -signal.SIGKILL), (seed, at, (tmp_path / f"log-{at}").read_text()[-3000:])
+        if code == 0:
+            break
+        with suppress(errors.StateNotFoundError), open_reader(url, "features") as reader:
+            if reader.ledger().seed is not None:
+                with pytest.raises(errors.SeedingError):
+                    reader.get("x", at=2_000)
+        tally(f"driver that seeds windows killed {'after' if how['after'] else 'before'} {method}", kills=1)
+    assert run(options, tmp_path / "log", "clicks.py") == 0, (seed, (tmp_path / "log").read_text()[-3000:])
+    clicks.check(url)
+    assert not Path(clicks.checkpoint, "mapstate").exists()
+
+
+@pytest.mark.parametrize("store", ["redis", SQLITE])
 def test_a_seed_is_right_whenever_its_driver_dies(
     store, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str
 ):
@@ -65,7 +96,7 @@ def test_a_seed_is_right_whenever_its_driver_dies(
     assert not Path(visits.checkpoint, "mapstate").exists()
 
 
-def run(options: dict[str, Any], log: Path) -> int:
+def run(options: dict[str, Any], log: Path, program: str = "visits_job.py") -> int:
     """The exit code of a driver."""
-    with job(FIXTURES / "visits_job.py", options, log) as process:
+    with job(FIXTURES / program, options, log) as process:
         return process.wait(240)

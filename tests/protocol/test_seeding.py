@@ -10,6 +10,7 @@ from openings import opening
 from seeded import DONE, PLAN, Seed
 from states import N
 
+from mapstate import RollingWindows
 from mapstate.backends import resolve
 from mapstate.errors import (
     CorruptLedgerError,
@@ -26,6 +27,7 @@ from mapstate.protocol import seeding, upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import (
     FORMAT,
+    FORMAT_WITH_ROLLING,
     FORMAT_WITH_SEED,
     AlreadyCommitted,
     BatchPlan,
@@ -37,6 +39,7 @@ from mapstate.protocol.seed_ledgers import SeedLedgers
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.protocol.transitions import begin
 from mapstate.protocol.ways_back import can_all_roll_back, take_back
+from mapstate.protocol.windows import Input, WindowCommit
 
 LATER = BatchPlan("[9]", "[12]", 2, 1)
 
@@ -112,6 +115,26 @@ def test_a_stage_that_is_named_twice_after_a_lost_reply_is_the_same(url):
     before = seed.record
     seed.staged()
     assert seed.record == before
+
+
+def test_the_stage_says_how_far_the_rows_have_come_and_the_end_commits_it(url):
+    windows = RollingWindows.of((10, 1), (40, 5)).definition("bigint", startTime=0, lag=2, retention=3, idle=None)
+    done = WindowCommit(watermark=100, inputs={"": Input(102, 1)}, newest=102, late=1)
+    seed = Seed(url, rolling=windows)
+    seed.staged(rows=10, buckets=1, windows=done)
+    assert seed.record.rolling.horizon == 97
+    again = Seed(url, rolling=windows)
+    assert again.record.seed.windows == done
+    assert decode_ledger(encode_ledger(again.record), "visits") == again.record
+    earlier = msgspec.structs.replace(done, watermark=90, newest=92)
+    again.staged("b", rows=10, buckets=1, windows=earlier)
+    assert again.record.rolling.horizon == 87
+    again.bucket(a=1)
+    ledger = again.end()
+    assert ledger.last_commit.windows == earlier
+    assert ledger.format == FORMAT_WITH_ROLLING
+    after, _ = begin(ledger, ledger.session, 1, plan=LATER)
+    assert after.rolling.horizon == 87
 
 
 def test_an_unknown_number_of_keys_stays_unknown(url):

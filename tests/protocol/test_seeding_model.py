@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from model import seeding_windows
 from model.seeding import MUTANTS, explore
 
 
@@ -14,3 +15,12 @@ def test_no_row_is_lost_or_counts_twice_and_no_reader_sees_half_a_seed():
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_each_simpler_rule_goes_wrong(mutant):
     assert explore(2_000, mutant) is not None
+
+
+def test_a_seed_of_rolling_windows_is_what_batches_of_its_rows_would_be():
+    assert seeding_windows.explore(1_000) is None
+
+
+@pytest.mark.parametrize("mutant", seeding_windows.MUTANTS)
+def test_each_simpler_rule_of_rolling_windows_goes_wrong(mutant):
+    assert seeding_windows.explore(2_000, mutant) is not None

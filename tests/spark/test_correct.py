@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 from visits_job import SCHEMA
 
 from mapstate import (
+    LIFETIME,
     Avg,
     Count,
     LastN,
@@ -509,6 +510,11 @@ REFUSED: dict[str, Callable[..., Any]] = {
     ),
     "it has windows": lambda rows, url: (
         rows.tumblingWindow("1 hour").groupBy("user_id").persistentAggregate(opaque(url, name="w"), visits=Count())
+    ),
+    "it has windows. Nothing": lambda rows, url: (
+        rows.rollingWindows((10, 1), LIFETIME, timestampField="bytes")
+        .groupBy("user_id")
+        .persistentAggregate(opaque(url, name="r"), visits=Count())
     ),
     "functions get its new values": lambda rows, url: (
         rows.groupBy("user_id")

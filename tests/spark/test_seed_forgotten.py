@@ -9,7 +9,7 @@ import pytest
 from partitioned_log import PartitionedLog
 from spark_fixtures import AVAILABLE, ONE_STORE_OF_BYTES, contents
 
-from mapstate import Count, LastN, Sum, errors, newStream, opaque, open_reader, transactional
+from mapstate import LIFETIME, Count, LastN, Sum, errors, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
 from mapstate.operations.forget import forget, forget_listed, listed
 from mapstate.operations.swap import swap
@@ -78,6 +78,21 @@ def test_a_new_version_lacks_what_was_forgotten_and_has_what_came_since(spark, l
     assert forget_listed(each_url, "visits.v2", listed(each_url, "visits")) == []
     swap(each_url, {"visits": "visits.v2"})
     assert forget(each_url, "visits.v2", {"user_id": "u1"}, id="ticket-8").keys == 1
+
+
+def test_rolling_windows_lack_what_was_forgotten_too(spark, log, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    ends = served(spark, log, url)
+    rows = newStream("visits", log.stream(spark)).rollingWindows((50, 10), LIFETIME, timestampField="bytes")
+    counts = rows.groupBy("user_id").persistentAggregate(opaque(url, "visits.v2"), visits=Count())
+    done = counts.seed(checkpoint(log), buckets=3, version_of="visits", positions=PLACES)
+    right = log.truth(without="u1", below=ends)
+    with open_reader(url, "visits.v2") as reader:
+        found = {key: value["visits_lifetime"] for key, value in reader.scan()}
+        assert reader.watermark().time == 199
+    assert found == {key: value["visits"] for key, value in right.items()}
+    assert done.rows_forgotten > 0
+    assert done.rows + done.rows_forgotten == 250
 
 
 def test_no_place_is_needed_where_the_history_ends_with_what_was_forgotten(spark, log, tmp_path):

@@ -63,6 +63,10 @@ class TileFields(Fields):
                 after.columns[number][at] = value
         return out
 
+    def joined(self, units: Tiles) -> Tiles:
+        """The tiles of a key, of the units of its history. Raises ValueOverflowError where they are too many."""
+        return self._checked(*self._folded(units))
+
     def _folded(self, before: Tiles) -> tuple[Tiles, DataError | None]:
         """A copy, with those tiles joined that no window tells apart any more, and without those that none has.
 

@@ -286,8 +286,9 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 
 _encoder = msgspec.json.Encoder()
 _NULLS = b"ttl windows changes rolling seed operations correction taken newest".split()
-_FLAGS = (b',"height":0', b',"is_part":false', b',"seeded":false', b',"kind":"vacuum"', b',"forgotten":0')
-_DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), *_FLAGS)
+_ZEROS = b"height forgotten expired".split()
+_FLAGS = (b',"is_part":false', b',"seeded":false', b',"kind":"vacuum"')
+_DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), *(b',"%s":0' % name for name in _ZEROS), *_FLAGS)
 
 
 def encode_ledger(record: LedgerRecord) -> bytes:

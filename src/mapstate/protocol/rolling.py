@@ -24,6 +24,9 @@ MOST_TILES = 1_000
 MOST_STORED = 10_000
 """The most tiles of a key that a batch may come to, with rows of many times."""
 
+MOST_REMEMBERED = 100_000
+"""The most times whose tiles a task remembers."""
+
 Level = tuple[int, int]
 """A step in units, and the earliest multiple of it that a window needs as a cut."""
 
@@ -126,7 +129,7 @@ class RollingDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Tiling:
-    """The tile of each time under one horizon. It remembers those that it was asked for, which are few."""
+    """The tile of each time under one horizon. It remembers those that it was asked for, but not years of history."""
 
     def __init__(self, definition: RollingDefinition, horizon: int) -> None:
         self._levels = definition.levels(horizon)
@@ -144,7 +147,11 @@ class Tiling:
     def _tile(self, unit: int) -> int | None:
         if unit not in self._known:
             cuts = [cut for step, least in self._levels if (cut := unit // step * step) >= least]
-            self._known[unit] = max(cuts) if cuts else self._oldest
+            if not cuts:
+                return self._oldest
+            if len(self._known) > MOST_REMEMBERED:
+                self._known = {BASE: self._oldest}
+            self._known[unit] = max(cuts)
         return self._known[unit]
 
 
@@ -170,6 +177,11 @@ class RollingRecord(msgspec.Struct, frozen=True, kw_only=True):
     def advanced(self, to: int) -> RollingRecord:
         """After an operator's word that the watermark is there at least."""
         return msgspec.structs.replace(self, least=to)
+
+    def seeded(self, staged: WindowCommit | None) -> RollingRecord:
+        """In a seed: with the horizon that the begin after it would set. None: before its rows are staged."""
+        before = msgspec.structs.replace(self, horizon=NEVER)
+        return before if staged is None else before.begun(staged)
 
     def adapted(self, asked: RollingDefinition) -> RollingRecord | None:
         """With the windows of a job that opens the state; None if its tiles lack a cut that one of them needs."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from mapstate.protocol import seeding
 from mapstate.protocol.ledger_record import Attempt, BatchPlan, Commit, LedgerRecord, now
@@ -23,10 +24,10 @@ class SeedLedgers(Ledgers):
             verify_fences=True,
         )
 
-    def staged(self, at: int, stage: str, **sizes: int) -> None:
+    def staged(self, at: int, stage: str, **found: Any) -> None:
         """See `seeding.staged`."""
         held = self.ledgers[at]
-        change_all([held], lambda before: [seeding.staged(before[0], held.session, stage, **sizes)])
+        change_all([held], lambda before: [seeding.staged(before[0], held.session, stage, **found)])
 
     def begin_bucket(self, at: int) -> Attempt:
         """See `seeding.begin_bucket`."""

@@ -1,7 +1,8 @@
 """The ledger's rules for a seed: batch 0, loaded in buckets. Pure, as `mapstate.protocol.transitions`.
 
     open      only a state that holds nothing; from here on nobody can read it
-    staged    the history is whole under a name: whatever was loaded before is hidden below a new floor
+    staged    the history is whole under a name: whatever was loaded before is hidden below a new floor. Its times are
+              known, so windows are as the begin of batch 1 would leave them
     begin, commit    an attempt for each bucket
     end       batch 0 counts, with the sums of all buckets, and readers see it at once
 
@@ -27,6 +28,7 @@ from mapstate.protocol.seed_refusals import without_list
 from mapstate.protocol.seeds import SeedRecord
 from mapstate.protocol.transitions import check_in_flight, check_session, dead_up_to
 from mapstate.protocol.ways_back import counts
+from mapstate.protocol.windows import WindowCommit
 
 
 def is_complete(ledger: LedgerRecord | None, owner: str) -> bool:
@@ -58,7 +60,15 @@ def open_seed(ledger: LedgerRecord, plan: str, *, listed: int = 0) -> LedgerReco
 
 
 def staged(
-    ledger: LedgerRecord, session: str, stage: str, *, files: int, rows: int, buckets: int, forgotten: int = 0
+    ledger: LedgerRecord,
+    session: str,
+    stage: str,
+    *,
+    files: int,
+    rows: int,
+    buckets: int,
+    forgotten: int = 0,
+    windows: WindowCommit | None = None,
 ) -> LedgerRecord:
     """The history is whole under the name ``stage``. Raises FencedError."""
     seed = _seed_of(ledger, session)
@@ -70,6 +80,7 @@ def staged(
         staged=rows,
         forgotten=forgotten,
         buckets=buckets,
+        windows=windows,
     )
     return ledger if seed == fresh else _anew(ledger, fresh)
 
@@ -77,7 +88,7 @@ def staged(
 def _anew(ledger: LedgerRecord, seed: SeedRecord) -> LedgerRecord:
     """Nothing counts, and what is there is below the floor: also what a late writer may still put."""
     return msgspec.structs.replace(
-        ledger,
+        with_windows(ledger, seed.windows),
         seed=seed,
         format=FORMAT_WITH_SEED,
         floor=ledger.next_txid,
@@ -87,6 +98,15 @@ def _anew(ledger: LedgerRecord, seed: SeedRecord) -> LedgerRecord:
         initial_keys=0,
         operations=None,
     )
+
+
+def with_windows(ledger: LedgerRecord, staged: WindowCommit | None) -> LedgerRecord:
+    """The ledger by which a seed is loaded whose stage says this of times; None: by which it is staged.
+
+    Rows are staged as if no time had passed, because the watermark is known only then: none is late or too old, and no
+    tiles are joined. What is loaded has no tiles and panes that the begin after batch 0 would take away.
+    """
+    return msgspec.structs.replace(ledger, rolling=ledger.rolling and ledger.rolling.seeded(staged))
 
 
 def begin_bucket(ledger: LedgerRecord, session: str, nonce: str, *, at: str = "") -> tuple[LedgerRecord, Attempt]:
@@ -154,6 +174,7 @@ def end_seed(ledger: LedgerRecord, session: str, plan: BatchPlan, done: Commit) 
         keys_delta=seed.keys_delta,
         keys_held=seed.keys_delta,
         plan=plan.digest(),
+        windows=seed.windows,
         seeded=True,
         forgotten=seed.forgotten,
     )

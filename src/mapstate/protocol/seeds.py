@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from mapstate.protocol.windows import WindowCommit
+
 
 class SeedRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A seed that is not complete. Its rows are staged once, and loaded in buckets of whole keys, one after the other.
@@ -15,6 +17,7 @@ class SeedRecord(msgspec.Struct, frozen=True, kw_only=True):
     ``staged``   how many rows of the history are in it
     ``forgotten``  how many rows were left out by the list
     ``buckets``  how many there are to load
+    ``windows``  of a state whose rows have times: what the stage, which is all of batch 0, says of them
     ``done``     how many of them count
     ``rows``, ``keys``, ``keys_delta``  the sums over these, as a `Commit` has them
     """
@@ -26,6 +29,7 @@ class SeedRecord(msgspec.Struct, frozen=True, kw_only=True):
     staged: int = 0
     forgotten: int = 0
     buckets: int = 0
+    windows: WindowCommit | None = None
     done: int = 0
     rows: int = 0
     keys: int = 0

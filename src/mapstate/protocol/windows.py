@@ -189,6 +189,7 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
     ``jump``       how far that clock had jumped within the run, which no window follows; 0 within a minute
     ``taken``      of rolling windows: the first and the last time with which a row of the batch counts
     ``newest``     of rolling windows: the latest time of all rows that count
+    ``expired``    of a seed: rows that are in no window any more, as of its own watermark. In the JSON only if any
     """
 
     watermark: int = NEVER
@@ -201,6 +202,7 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
     jump: int = 0
     taken: tuple[int, int] | None = None
     newest: int | None = None
+    expired: int = 0
 
     @property
     def safe(self) -> int:
@@ -214,7 +216,7 @@ class WindowCommit(msgspec.Struct, frozen=True, kw_only=True):
 
     def without_rows(self) -> WindowCommit:
         """The commit of a batch after this one that moves nothing."""
-        return msgspec.structs.replace(self, before=self.watermark, late=0, between=0, taken=None)
+        return msgspec.structs.replace(self, before=self.watermark, late=0, between=0, expired=0, taken=None)
 
 
 class PaneChange(NamedTuple):

@@ -243,6 +243,8 @@ def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Se
         whys.append("it follows another state")
     if branch.downstream or branch.fired:
         whys.append("functions get its new values, and would lack those of the correction")
+    if branch.job.windows is not None:
+        whys.append("it has windows")
     if spec.type == "transactional":
         whys.append("it is transactional, and only opaque records keep the value before")
     if whys:

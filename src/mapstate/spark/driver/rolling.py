@@ -6,6 +6,7 @@ The rules are those of `mapstate.protocol.rolling`.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import msgspec
 from mapstate.aggregators.tiles import TileFields
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, LedgerRecord, OpenRequest
 from mapstate.protocol.rolling import RollingRecord
-from mapstate.protocol.windows import LATEST, WindowCommit
+from mapstate.protocol.windows import LATEST, NEVER, WindowCommit
 from mapstate.schema import KeyOrder, time_text
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.event_time import TimedGrouping, TimedState, window_reports
@@ -22,6 +23,7 @@ from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch
 from mapstate.spark.driver.window_rows import TILE, with_tiles
 from mapstate.spark.executor.rolling_task import RollingTask
+from mapstate.spark.executor.window_task import WindowReport
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -37,9 +39,10 @@ class RollingGrouping(TimedGrouping):
 
     def of(self, batch_df: DataFrame) -> DataFrame:
         if self.partials is not None:
-            rows = batch_df.groupBy(*self.keys, TILE).agg(*self.values)
-        else:
-            rows = batch_df.select(*self.keys, TILE, *self.values)
+            return self.by_key(batch_df.groupBy(*self.keys, TILE).agg(*self.values))
+        return self.by_key(batch_df.select(*self.keys, TILE, *self.values))
+
+    def by_key(self, rows: DataFrame) -> DataFrame:
         spread = rows.repartition(*self.places) if self.places else rows.repartition(1)
         return spread.sortWithinPartitions(*self.places, TILE)
 
@@ -52,11 +55,14 @@ class RollingGrouping(TimedGrouping):
 class RollingState(TimedState):
     """A state with rolling windows."""
 
+    place = TILE
+
     def __init__(self, branch: Branch) -> None:
         super().__init__(branch)
         self._record: RollingRecord | None = None
         self.make_grouping = partial(RollingGrouping, windows=self.windows)
         self.make_task = partial(RollingTask, inputs=len(self.windows.inputs), hole=self.windows.hole)
+        self.make_seed_task = partial(self.make_task, joins=True)
 
     def open_request(self, owner: str) -> OpenRequest:
         return msgspec.structs.replace(super().open_request(owner), rolling=self.windows.rolling)
@@ -87,7 +93,17 @@ class RollingState(TimedState):
     def attempt(self, sent: SentRows, record: LedgerRecord, attempt: Attempt) -> AttemptResult:
         """See `StateDriver.attempt`; then the new watermark."""
         result = super().attempt(sent, record, attempt)
-        found = window_reports(result.reports)
+        result.window_commit = self.window_commit(record, window_reports(result.reports))
+        return result
+
+    def expired_in_stage(self, record: LedgerRecord) -> str | None:
+        """See `StateDriver.expired_in_stage`. A key that has no other rows gets no record."""
+        kept = record.rolling
+        first = NEVER if kept is None else kept.first_time()
+        return None if kept is None or first == NEVER else f"{TILE} < {kept.definition.units(first)}L"
+
+    def window_commit(self, record: LedgerRecord, found: Sequence[WindowReport]) -> WindowCommit:
+        """See `TimedState.window_commit`; then the times of rows that count, and the latest one."""
         newest = [one.newest for one in found if one.newest is not None]
         beyond = [one.beyond for one in found if one.beyond is not None]
         if beyond:
@@ -97,9 +113,8 @@ class RollingState(TimedState):
                 *(self.spec.state, *(time_text(one, "timestamp") for one in (max(beyond), self.near))),
             )
         last = (record.last_windows() or WindowCommit()).newest
-        result.window_commit = msgspec.structs.replace(
-            self.window_commit(record, found),
+        return msgspec.structs.replace(
+            super().window_commit(record, found),
             taken=self.branch.taken,
             newest=max(newest if last is None else [*newest, last], default=None),
         )
-        return result

@@ -20,6 +20,7 @@ from copy import copy
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+import msgspec
 import pyarrow as pa
 
 from mapstate.aggregators.columns import column_of
@@ -31,8 +32,10 @@ from mapstate.maps.operator_list import ForgottenRows, ListEntry, Place, write_e
 from mapstate.maps.serialized import writer_of
 from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, digest_of, now
 from mapstate.protocol.opening import open_ledger
+from mapstate.protocol.rolling import RollingDefinition
 from mapstate.protocol.seed_ledgers import SeedLedgers
-from mapstate.protocol.seeding import is_complete
+from mapstate.protocol.seeding import is_complete, with_windows
+from mapstate.protocol.windows import WindowCommit
 from mapstate.schema import KeyField
 from mapstate.spark.driver import repeats
 from mapstate.spark.driver.access import Access, configured, is_connect, java_class
@@ -71,7 +74,8 @@ _log = logging.getLogger("mapstate")
 class SeedReport(NamedTuple):
     """What a state was seeded with; of a dry run, with what it would be. ``bytes`` are those of the stage.
 
-    ``rows_forgotten`` were left out, because their keys were forgotten.
+    ``rows_forgotten`` were left out, because their keys were forgotten. Of a state whose rows have times,
+    ``rows_expired`` were left out, because they are in no window any more, and ``rows_late`` of ``rows`` are in none.
     """
 
     state: str
@@ -81,12 +85,21 @@ class SeedReport(NamedTuple):
     bytes: int | None = None
     is_dry_run: bool = False
     rows_forgotten: int = 0
+    rows_expired: int = 0
+    rows_late: int = 0
+
+    def with_left_out(self, forgotten: int, windows: WindowCommit | None) -> SeedReport:
+        """With the rows that are in no record."""
+        done = windows or WindowCommit()
+        return self._replace(rows_forgotten=forgotten, rows_expired=done.expired, rows_late=done.late)
 
     def __str__(self) -> str:
         held = "an unknown number of" if self.keys is None else f"{self.keys:,}"
         text = f"{self.state}: {self.rows:,} rows, {held} keys"
         if self.rows_forgotten:
             text += f", {self.rows_forgotten:,} rows forgotten"
+        if self.rows_expired:
+            text += f", {self.rows_expired:,} rows expired"
         if self.buckets is not None:
             text += f", {self.buckets} buckets"
         if self.bytes is not None:
@@ -111,7 +124,8 @@ class SeedSettings(NamedTuple):
 class _Stage(NamedTuple):
     """What is staged: ``lines`` are keys with their partials, or rows; ``rows`` are rows of the history.
 
-    ``forgotten`` are rows that are left out: lines without contents stand for them.
+    ``forgotten`` are rows that are left out: lines without contents stand for them. ``windows`` is what the commit of
+    all of them says of times.
     """
 
     name: str
@@ -120,6 +134,7 @@ class _Stage(NamedTuple):
     rows: int
     buckets: int
     forgotten: int = 0
+    windows: WindowCommit | None = None
 
     def of_bucket(self, at: int) -> list[str]:
         """The files of a bucket: each has whole partitions by key."""
@@ -149,10 +164,11 @@ def why_not_alone(plan: StreamPlan) -> Iterator[tuple[str, str]]:
     names = ", ".join(branch.job.spec.state for branch in plan.branches)
     for branch in plan.branches:
         job, functions = branch.job, [*branch.downstream, *branch.fired]
+        is_rolling = job.windows is not None and isinstance(job.windows.definition, RollingDefinition)
         counts_windows = any(isinstance(one, CountWindows) for one in job.aggregators.values())
         for why, is_so in (
             ("it is non-transactional", job.spec.type == "non-transactional"),
-            ("it has windows", job.windows is not None or counts_windows),
+            ("it has windows", counts_windows or (job.windows is not None and not is_rolling)),
             ("another state follows it", any(isinstance(one, Follower) and one.branch for one in functions)),
             (f"the states {names} count together, and this is for one state", len(plan.branches) > 1),
             (
@@ -229,9 +245,8 @@ class Seeding:
     def _digest(self, fingerprint: str) -> str:
         job = self._state.job
         entries = [(entry.id, entry.digest, entry.offsets) for entry in self._settings.entries]
-        return digest_of(
-            json.dumps([fingerprint, job.spec.state, job.keys, job.fields, [*job.columns.items()], entries])
-        )
+        parts: list[Any] = [fingerprint, job.spec.state, job.keys, job.fields, [*job.columns.items()], entries]
+        return digest_of(json.dumps(parts if job.windows is None else [*parts, repr(job.windows)]))
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """What ``work`` returns; after what another attempt may put right it is begun anew, as a batch is."""
@@ -245,8 +260,9 @@ class Seeding:
                     raise error from raised.__cause__
                 _log.warning("a part of the seed of %s is begun anew: %s", self._plan.stream, error)
 
-    def _rows(self) -> DataFrame:
-        """The rows of batch 0 as the state takes them. Nothing is read yet."""
+    def _rows(self, record: LedgerRecord) -> DataFrame:
+        """The rows of batch 0 as the state takes them under this ledger. Nothing is read yet."""
+        self._state.set_batch(record)
         frame = through(self._state.branch.steps, self._df, 0)
         self._state.check_columns(frame)
         if self._forgotten is not None:
@@ -287,7 +303,7 @@ class Seeding:
 
     def _found(self, record: LedgerRecord) -> _Stage | None:
         """The stage that the ledger names; None without one, and where files of it are gone."""
-        seed, rows = record.seed, self._rows()
+        seed, rows = record.seed, self._rows(record)
         if seed is None or seed.stage is None:
             return None
         with suppress(Exception):  # Spark's own, of a path that is not there
@@ -301,7 +317,7 @@ class Seeding:
         (held,) = ledgers.ledgers
         stage = self._staged(f"seed-{digest}-{held.session}", held.record)
         sizes = {"files": len(stage.files), "rows": stage.rows, "buckets": stage.buckets, "forgotten": stage.forgotten}
-        self._requests.ask(lambda: ledgers.staged(0, stage.name, **sizes))
+        self._requests.ask(lambda: ledgers.staged(0, stage.name, windows=stage.windows, **sizes))
         self._say(held.record)
         return stage
 
@@ -309,7 +325,8 @@ class Seeding:
         """Reads the history and writes it, grouped: the only time that it is read."""
         from pyspark.sql import functions as F
 
-        session, rows, wanted = self._df.sparkSession, self._rows(), self._settings.buckets
+        record = with_windows(record, None)
+        session, rows, wanted = self._df.sparkSession, self._rows(record), self._settings.buckets
         grouping = self._grouping(rows, record)
         partitions = int(session.conf.get("spark.sql.shuffle.partitions") or 1)
         partitions = max(partitions, (wanted or 1) * self._access.parallelism())
@@ -317,16 +334,19 @@ class Seeding:
             grouped = grouping.of(rows)
             grouped.write.mode("overwrite").option("maxRecordsPerFile", 0).parquet(f"{self._root}/{name}")
         files = self._files(name, grouped.schema)
-        is_out = F.lit(False) if self._forgotten is None else F.col(_FORGOTTEN)
-        counted = F.lit(1) if grouping.partials is None else F.col("rows")
         read = session.read.schema(grouped.schema).parquet(f"{self._root}/{name}")
-        sums = [
-            F.sum(F.when(is_out == out, number))
-            for number, out in ((F.lit(1), False), (counted, False), (counted, True))
-        ]
-        ((lines, count, forgotten),) = read.agg(*sums).collect()
-        buckets = wanted or -(-(lines or 0) // MOST_IN_BUCKET)
-        return _Stage(name, files, lines or 0, count or 0, max(1, min(buckets, len(files))), forgotten or 0)
+        counted = F.lit(1) if grouping.partials is None else F.col("rows")
+        forgotten = 0
+        if self._forgotten is not None:
+            ((forgotten,),) = read.where(_FORGOTTEN).agg(F.sum(counted)).collect()
+            read = read.where(f"not {_FORGOTTEN}")
+        windows = self._state.windows_of_stage(rows, read, record)
+        ((lines, count),) = read.agg(F.count(F.lit(1)), F.sum(counted)).collect()
+        if (expired := self._state.expired_in_stage(with_windows(record, windows))) is not None and windows is not None:
+            ((over,),) = read.where(expired).agg(F.sum(counted)).collect()
+            windows, count = msgspec.structs.replace(windows, expired=over or 0), count - (over or 0)
+        buckets = max(1, min(wanted or -(-lines // MOST_IN_BUCKET), len(files)))
+        return _Stage(name, files, lines, count or 0, buckets, forgotten or 0, windows)
 
     def _files(self, name: str, schema: Any) -> list[str]:
         """The files of a stage, in order. Raises Spark's error where there is none."""
@@ -335,14 +355,17 @@ class Seeding:
 
     def _bucket(self, ledgers: SeedLedgers, stage: _Stage) -> None:
         """An attempt at the bucket that comes next: the ledger says which one that is."""
-        session, rows, (held,) = self._df.sparkSession, self._rows(), ledgers.ledgers
+        session, (held,) = self._df.sparkSession, ledgers.ledgers
         attempt = self._requests.ask(lambda: ledgers.begin_bucket(0))
         record = held.record
+        rows = self._rows(record)
         schema = self._grouping(rows, record).of(rows).schema
         files = [] if record.seed is None else stage.of_bucket(record.seed.done)
         staged = session.read.schema(schema).parquet(*files) if files else session.createDataFrame([], schema)
         if self._forgotten is not None:
             staged = staged.where(f"not {_FORGOTTEN}").drop(_FORGOTTEN)
+        if (expired := self._state.expired_in_stage(record)) is not None:
+            staged = staged.where(f"not coalesce({expired}, false)")
         if record.seed is not None and record.seed.done == 0 and self._forgotten is not None:
             self._copy_list(self._forgotten, record, attempt)
         result = self._state.attempt_staged(rows, staged, record, attempt)
@@ -373,14 +396,12 @@ class Seeding:
         state, name = self._state, "seed"
         record = open_ledger(None, state.open_request(self._run.query_id))
         stage, keys = self._staged(name, record), None
-        if state.grouping_of(self._rows(), record).partials is not None:
+        if state.job.windows is None and state.grouping_of(self._rows(record), record).partials is not None:
             keys = stage.lines
         path, store = _path_of(self._df, f"{self._root}/{name}")
         size = int(store.getContentSummary(path).getLength())
-        forgotten = stage.forgotten
-        return SeedReport(
-            state.spec.state, stage.rows, keys, stage.buckets, size, is_dry_run=True, rows_forgotten=forgotten
-        )
+        found = SeedReport(state.spec.state, stage.rows, keys, stage.buckets, size, is_dry_run=True)
+        return found.with_left_out(stage.forgotten, stage.windows)
 
     def _remove(self) -> None:
         """Deletes what is staged. What stays of it does no harm: no ledger names it any more."""

@@ -24,6 +24,8 @@ from mapstate.spark.executor.task import BatchTask
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from mapstate.protocol.windows import WindowCommit
+
 _log = logging.getLogger("mapstate")
 
 MOST_SMALL = 5_000  # keys; more are faster on executors
@@ -39,6 +41,7 @@ class StateDriver:
 
     make_grouping: Callable[..., Grouping] = Grouping
     make_task: Callable[..., BatchTask] = BatchTask
+    make_seed_task: Callable[..., BatchTask] = BatchTask
     make_fields: Callable[..., Fields] = Fields
 
     def __init__(self, branch: Branch) -> None:
@@ -82,6 +85,14 @@ class StateDriver:
     def set_batch(self, record: LedgerRecord, done: AlreadyCommitted | None = None) -> None:
         """The present batch has begun, or it is ``done`` already. For states with windows, which say what is late."""
 
+    def windows_of_stage(self, frame: DataFrame, staged: DataFrame, record: LedgerRecord) -> WindowCommit | None:  # noqa: ARG002
+        """What the commit of a seed says of times, by its ``staged`` rows. For states with windows."""
+        return None
+
+    def expired_in_stage(self, record: LedgerRecord) -> str | None:  # noqa: ARG002
+        """Which staged rows are in no window any more; None where all of them count. For states with windows."""
+        return None
+
     def emit_fired(self, frame: DataFrame, record: LedgerRecord, done: Commit | None, batch_id: int) -> None:
         """Calls what gets the windows that a commit has fired. For states with windows."""
 
@@ -99,21 +110,21 @@ class StateDriver:
         if self.branch.steps:  # else they are the batch's own, which were checked before it began
             self.check_columns(frame)
         frame = self.keyed(frame)
-        task, grouping = self._task(frame, record, attempt)
+        task, grouping = self.task(frame, record, attempt)
         return self._checked(grouping.of(frame), task, grouping, rows_sent)
 
     def attempt_staged(
         self, frame: DataFrame, staged: DataFrame, record: LedgerRecord, attempt: Attempt
     ) -> AttemptResult:
         """An attempt of a seed at ``staged`` rows, which were grouped already: no new values, and no log of changes."""
-        task, grouping = self._task(frame, record, attempt, is_seed=True)
+        task, grouping = self.task(frame, record, attempt, is_seed=True)
         return self._checked(grouping.by_key(staged), task, grouping, None)
 
     def _checked(self, rows: DataFrame, task: BatchTask, grouping: Grouping, rows_sent: int | None) -> AttemptResult:
         result = self._applied(rows, task, grouping)
         try:
             result.rows_sent = rows_sent
-            self._check(result, task.batch_id)
+            self.check(result, task.batch_id)
         except BaseException:
             result.release()
             raise
@@ -144,7 +155,7 @@ class StateDriver:
             self._grouping = self.make_grouping(frame, self.job.keys, fields, list(self.job.columns))
         return self._grouping
 
-    def _task(
+    def task(
         self, frame: DataFrame, record: LedgerRecord, attempt: Attempt, *, is_seed: bool = False
     ) -> tuple[BatchTask, Grouping]:
         grouping, fields = self.grouping_of(frame, record), self.make_fields(record.fields, self.job.aggregators)
@@ -152,7 +163,7 @@ class StateDriver:
         new_values = None
         if self.branch.downstream and not is_seed:
             new_values = new_values_type(frame, self.job.keys, fields, old=retracts)
-        task = (BatchTask if is_seed else self.make_task)(
+        task = (self.make_seed_task if is_seed else self.make_task)(
             spec=self.spec,
             fields=fields,
             field_counts=record.field_counts,
@@ -170,7 +181,7 @@ class StateDriver:
         """Whether a follower needs the old values."""
         return any(map(_wants_old, self.branch.downstream))
 
-    def _check(self, result: AttemptResult, batch_id: int) -> None:
+    def check(self, result: AttemptResult, batch_id: int) -> None:
         """Raises the first error that a task reported, and IncompleteBatchError unless every row is accounted for."""
         for report in result.reports:
             if report.error is not None:

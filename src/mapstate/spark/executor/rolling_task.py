@@ -10,10 +10,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mapstate.aggregators.folding import Folding, check_type
-from mapstate.aggregators.tiles import assembled
+from mapstate.aggregators.tiles import TileFields, assembled
 from mapstate.keys import StoreKey
 from mapstate.maps import MapState
 from mapstate.maps.serialized import Room
+from mapstate.protocol.rolling import MOST_STORED
 from mapstate.serializers.tiles import Tiles
 from mapstate.spark.executor.task import Chunk, columns_to_python, slices
 from mapstate.spark.executor.window_task import TimedTask, WindowReport
@@ -28,12 +29,15 @@ class RollingTask(TimedTask):
     """A task of a state with rolling windows.
 
     Behind the key columns comes the tile. The rows of a key are neighbours, in the order of their tiles; where they are
-    aggregated, there is one for each tile.
+    aggregated, there is one for each tile. ``joins``: these are units, and the task joins them into the tiles.
     """
 
-    def __init__(self, **settings: Any) -> None:
+    fields: TileFields
+
+    def __init__(self, *, joins: bool = False, **settings: Any) -> None:
         super().__init__(beside=1, place=len(settings["keys"]), **settings)
         self.in_tiles = True
+        self.joins = joins
 
     def note(self, found: WindowReport, outside: int, beside: Sequence[pa.Array], places: pa.Array) -> None:
         found.late += outside
@@ -42,10 +46,10 @@ class RollingTask(TimedTask):
             found.beyond = _latest(found.beyond, beside[0].filter(pc.is_null(places)))
 
     def native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[Chunk]:
-        return _by_key(self._native_parts(batches), room)
+        return self._by_key(self._native_parts(batches), room)
 
     def folded_chunks(self, batches: Iterator[pa.RecordBatch], room: Room, state: MapState[Any]) -> Iterator[Chunk]:  # noqa: ARG002
-        return _by_key(self._folded_parts(batches), room)
+        return self._by_key(self._folded_parts(batches), room)
 
     def _columns(self, batches: Iterator[pa.RecordBatch], names: Sequence[str]) -> Iterator[list[Any]]:
         """The rows of each part of the batches as columns of Python, the keys as one."""
@@ -93,32 +97,39 @@ class RollingTask(TimedTask):
             values.append([value])
         return [place[0]], [place[1]], values, [rows]
 
+    def _by_key(self, parts: Iterable[_Part], room: Room) -> Iterator[Chunk]:
+        """Chunks of complete keys: a part may begin and end inside of a key."""
+        keys: list[StoreKey] = []
+        partials: list[Tiles] = []
+        rows = 0
+        for texts, tiles, columns, counts in parts:
+            for text, places in groupby(range(len(texts)), texts.__getitem__):
+                first, *others = places
+                end = first + 1 + len(others)
+                if keys and keys[-1] == text:
+                    starts, held = partials[-1]
+                    starts.extend(tiles[first:end])
+                    for column, more in zip(held, columns, strict=True):
+                        column.extend(more[first:end])
+                    self._join_last(partials, MOST_STORED)
+                else:
+                    self._join_last(partials)
+                    if len(keys) >= room.keys:
+                        yield keys, partials, rows, ()
+                        keys, partials, rows = [], [], 0
+                    keys.append(text)
+                    partials.append(Tiles(tiles[first:end], [column[first:end] for column in columns]))
+                rows += sum(counts[first:end])
+        self._join_last(partials)
+        if keys:
+            yield keys, partials, rows, ()
+
+    def _join_last(self, partials: list[Tiles], most: int = 0) -> None:
+        """Joins the units of the last key, where they are more than ``most``: a busy key has years of them."""
+        if self.joins and partials and len(partials[-1].starts) > most:
+            partials[-1] = self.fields.joined(partials[-1])
+
 
 def _latest(known: int | None, times: pa.Array) -> int | None:
     latest = pc.max(times).as_py()
     return known if latest is None else latest if known is None else max(known, latest)
-
-
-def _by_key(parts: Iterable[_Part], room: Room) -> Iterator[Chunk]:
-    """Chunks of complete keys: a part may begin and end inside of a key."""
-    keys: list[StoreKey] = []
-    partials: list[Tiles] = []
-    rows = 0
-    for texts, tiles, columns, counts in parts:
-        for text, places in groupby(range(len(texts)), texts.__getitem__):
-            first, *others = places
-            end = first + 1 + len(others)
-            if keys and keys[-1] == text:
-                starts, held = partials[-1]
-                starts.extend(tiles[first:end])
-                for column, more in zip(held, columns, strict=True):
-                    column.extend(more[first:end])
-            else:
-                if len(keys) >= room.keys:
-                    yield keys, partials, rows, ()
-                    keys, partials, rows = [], [], 0
-                keys.append(text)
-                partials.append(Tiles(tiles[first:end], [column[first:end] for column in columns]))
-            rows += sum(counts[first:end])
-    if keys:
-        yield keys, partials, rows, ()

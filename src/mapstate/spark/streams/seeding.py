@@ -78,7 +78,7 @@ def _report_of(spec: Any) -> SeedReport:
             f"state {spec.state!r} counts batches after its first one, or its source is empty, or it has no batch of "
             "this checkpoint: there is nothing to seed. Nothing was written. Start the query."
         )
-    return SeedReport(spec.state, last.rows, last.keys_held, None, rows_forgotten=last.forgotten)
+    return SeedReport(spec.state, last.rows, last.keys_held, None).with_left_out(last.forgotten, last.windows)
 
 
 def _listed(spec: Any, name: str) -> list[ListEntry]:

@@ -1,0 +1,275 @@
+"""A seed of a state with rolling windows, by drivers that die and go on: random worlds with the ledger's own rules.
+
+Drivers, stages and lost checkpoints are those of `model.seeding`. Here rows have times, and the stage is what says how
+far they have come. The truth is brute force over the rows of the stage that counts, and of the batches after it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from mapstate.errors import LedgerError, UsageError
+from mapstate.protocol import seeding
+from mapstate.protocol.ledger_record import Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.opening import open_ledger
+from mapstate.protocol.rolling import RollingDefinition, RollingRecord, RollingWindow
+from mapstate.protocol.transitions import begin, commit
+from mapstate.protocol.windows import NEVER, Input, WindowCommit
+from mapstate.schema import Field, KeyField
+from model.seeding import Wrong
+
+KEYS, BUCKETS, PLAN = "abc", 2, BatchPlan("[0]", "[1]", 1)
+
+MUTANTS = {
+    "horizon_later": "the horizon by which rows are joined is set by the begin after the seed",
+    "joins_to_newest": "rows are joined as if the watermark were at the latest row",
+    "stages_joined": "a stage that is made anew is joined by the horizon of the lost one",
+    "keeps_horizon": "a stage that is made anew leaves the horizon where the lost one had it",
+    "expires_unrounded": "rows older than the longest window are left out, whatever its resolution",
+    "no_watermark": "the end does not say how far the rows have come",
+}
+
+
+class Timed(NamedTuple):
+    """A row."""
+
+    key: str
+    time: int
+
+
+Tiles = dict[int, int]
+"""The number of rows in each tile, by its first unit."""
+
+
+class World:
+    """One state with rolling windows, its query, and readers."""
+
+    def __init__(self, number: int, mutant: str = "") -> None:
+        self.rng, self.mutant = random.Random(number), mutant
+        draw = self.rng
+        lengths = [
+            RollingWindow("short", 4, 1),
+            RollingWindow("long", draw.choice([9, 12, 17]), draw.choice([3, 4, 5])),
+        ]
+        lifetime = [RollingWindow("ever", 0, 0)] * draw.choice([0, 1])
+        self.definition = RollingDefinition(
+            windows=(*lengths, *lifetime), type="bigint", unit=1, lag=draw.choice([0, 2]), retention=draw.choice([0, 3])
+        )
+        self.rows = [self.row(60) for _ in range(draw.randint(1, 12))]
+        self.is_flaky = draw.random() < 0.5
+        self.ledger: LedgerRecord | None = None
+        self.stages: dict[str, list[list[Timed]]] = {}
+        self.records: dict[str, tuple[int, Tiles | None, Tiles | None]] = {}
+        self.counted: dict[int, list[Timed]] = {}  # by the txid after whose commit they count
+        self.names = self.newest = 0
+
+    def row(self, end: int) -> Timed:
+        return Timed(self.rng.choice(KEYS), self.rng.randint(0, end))
+
+    def name(self) -> str:
+        self.names += 1
+        return f"name-{self.names}"
+
+    def request(self, session: str) -> OpenRequest:
+        return OpenRequest(
+            state="s",
+            type="opaque",
+            serializer="json",
+            keys=(KeyField("k", "string"),),
+            fields=(Field("n", "Count", "bigint"),),
+            owner="q",
+            session=session,
+            clock_txid=10,
+            rolling=self.definition,
+        )
+
+    def commit_of(self, rows: Sequence[Timed], before: WindowCommit) -> WindowCommit:
+        newest = max((row.time for row in rows), default=NEVER)
+        newest = max(newest, NEVER if before.newest is None else before.newest)
+        mark = NEVER if newest == NEVER else newest - self.definition.lag
+        known = None if newest == NEVER else newest
+        return WindowCommit(watermark=mark, before=before.watermark, inputs={"": Input(newest, 1)}, newest=known)
+
+    # ---- the driver
+
+    def driver(self) -> Iterator[None]:
+        """A seed, and one batch after it. It may be left for good wherever it yields."""
+        session = self.name()
+        opened = open_ledger(self.ledger, self.request(session))
+        if opened.seed is None and opened.owners["q"]:
+            self.ledger = opened
+            yield from self.batch(session)
+            return
+        self.ledger = seeding.open_seed(opened, "p")
+        yield
+        seed = self.ledger.seed
+        if seed is None or seed.stage not in self.stages:
+            name = self.name()
+            staged = [row for row in self.rows if not self.is_flaky or self.rng.random() < 0.7]
+            found = self.commit_of(staged, WindowCommit())
+            before = self.ledger
+            under = before if self.mutant == "stages_joined" else seeding.with_windows(before, None)
+            assert under.rolling is not None
+            tiling = under.rolling.tiling
+            units = [Timed(row.key, tile) for row in staged for tile in tiling.tiles([row.time]) if tile is not None]
+            kept = [row for row in units if row.time >= self.first(seeding.with_windows(before, found).rolling)]
+            self.stages[name] = [[row for row in kept if KEYS.index(row.key) % BUCKETS == at] for at in range(BUCKETS)]
+            yield
+            before = self.ledger
+            after = seeding.staged(before, session, name, files=1, rows=len(kept), buckets=BUCKETS, windows=found)
+            if before.rolling is not None and after.rolling is not None:
+                horizon = after.rolling.horizon
+                if self.mutant == "horizon_later":
+                    horizon = NEVER
+                if self.mutant == "keeps_horizon":
+                    horizon = max(horizon, before.rolling.horizon)
+                rolling = msgspec.structs.replace(after.rolling, horizon=horizon)
+                after = msgspec.structs.replace(after, rolling=rolling)
+            self.counted[after.floor] = staged
+            self.ledger = after
+            yield
+        yield from self.load(session)
+
+    def first(self, kept: RollingRecord | None) -> int:
+        """The first time that is staged."""
+        assert kept is not None
+        if self.mutant == "expires_unrounded" and not kept.definition.has_lifetime and kept.horizon != NEVER:
+            return kept.horizon - max(window.length for window in kept.definition.windows)
+        return kept.first_time()
+
+    def load(self, session: str) -> Iterator[None]:
+        assert self.ledger is not None
+        while (seed := self.ledger.seed) is not None and seed.done < BUCKETS:
+            self.ledger, attempt = seeding.begin_bucket(self.ledger, session, self.name())
+            yield
+            if seed.stage not in self.stages:
+                return
+            tiling = self.tiling(seed.windows)
+            rows = self.stages[seed.stage][seed.done]
+            keys = {row.key for row in rows}
+            for key in sorted(keys):
+                self.put(attempt, key, _joined(tiling, {}, [row for row in rows if row.key == key]))
+                yield
+            sums = {"rows": len(rows), "keys": len(keys), "keys_delta": len(keys)}
+            self.ledger = seeding.commit_bucket(self.ledger, session, attempt.txid, **sums)
+            yield
+        ended = seeding.end_seed(self.ledger, session, PLAN, Commit(batch_id=0, txid=0, owner="q", offsets="[1]"))
+        if self.mutant == "no_watermark" and ended.last_commit is not None:
+            done = msgspec.structs.replace(ended.last_commit, windows=WindowCommit())
+            ended = msgspec.structs.replace(ended, last_commit=done)
+        if ended is not self.ledger and ended.last_commit is not None:
+            self.counted[ended.last_commit.txid] = self.counted[ended.floor]
+        self.ledger = ended
+        yield
+
+    def tiling(self, staged: WindowCommit | None) -> Any:
+        assert self.ledger is not None
+        assert self.ledger.rolling is not None
+        kept = self.ledger.rolling
+        if self.mutant == "horizon_later":
+            kept = kept.seeded(staged)
+        if self.mutant == "joins_to_newest" and staged is not None and staged.newest is not None:
+            kept = msgspec.structs.replace(kept, horizon=staged.newest)
+        return kept.tiling
+
+    def batch(self, session: str) -> Iterator[None]:
+        """The next batch of the stream, by the rules of any state with rolling windows."""
+        assert self.ledger is not None
+        self.ledger, attempt = begin(self.ledger, session, self.ledger.owners["q"])
+        assert isinstance(attempt, Attempt)
+        kept, last, under = self.ledger.rolling, self.ledger.last_commit, self.ledger
+        assert kept is not None
+        assert last is not None
+        rows = [self.row(80) for _ in range(3)]
+        rows = [row for row in rows if row.time >= kept.first_time()]
+        yield
+        for key in sorted({row.key for row in rows}):
+            before = self.value(key, under) or {}
+            self.put(attempt, key, _joined(kept.tiling, before, [row for row in rows if row.key == key]), before)
+            yield
+        windows = self.commit_of(rows, last.windows or WindowCommit())
+        done = Commit(batch_id=last.batch_id + 1, txid=attempt.txid, owner="q", windows=windows)
+        self.ledger = commit(self.ledger, session, done)
+        self.counted[attempt.txid] = self.counted[last.txid] + rows
+        yield
+
+    def put(self, attempt: Attempt, key: str, value: Tiles, before: Tiles | None = None) -> None:
+        assert self.ledger is not None
+        if attempt.token != self.ledger.fence():
+            raise LedgerError("fenced")
+        self.records[key] = attempt.txid, value, before or None
+
+    def value(self, key: str, ledger: LedgerRecord) -> Tiles | None:
+        found: Tiles | None = ledger.view().values([self.records.get(key)], ledger.next_txid - 1)[0]
+        return found
+
+    # ---- a world
+
+    def go(self) -> None:
+        """Some steps of drivers that die; then one that lives; and at each moment a reader."""
+        running: list[Iterator[None]] = []
+        for _ in range(self.rng.randint(5, 60)):
+            draw = self.rng.random()
+            if draw < 0.06:
+                self.stages.clear()
+            elif draw < 0.2 or not running:
+                running.append(self.driver())
+            else:
+                one = running[-1] if self.rng.random() < 0.8 else self.rng.choice(running)
+                try:
+                    next(one)
+                except (StopIteration, LedgerError, UsageError):
+                    running.remove(one)
+            self.read()
+        for _ in range(2):
+            for _ in self.driver():
+                self.read()
+        if self.ledger is None or self.ledger.last_commit is None or self.ledger.last_commit.batch_id < 1:
+            raise Wrong("the stream did not go on")
+
+    def read(self) -> None:
+        """Every key and window, of some of the times that can be asked for."""
+        ledger = self.ledger
+        if ledger is None or ledger.seed is not None or ledger.last_commit is None or ledger.rolling is None:
+            return
+        rows, horizon = self.counted[ledger.last_commit.txid], ledger.rolling.horizon
+        newest = max((row.time for row in rows), default=NEVER)
+        mark = (ledger.last_windows() or WindowCommit()).watermark
+        if newest != NEVER and mark != newest - self.definition.lag:
+            raise Wrong(f"the watermark is {mark}, and the latest row is of {newest}")
+        if newest != NEVER and horizon > mark - self.definition.retention:
+            raise Wrong(f"nobody can ask for {mark - self.definition.retention}, which is kept")
+        for key in KEYS:
+            value = self.value(key, ledger) or {}
+            for at in self.rng.sample(range(max(horizon, -5), 85), 5):
+                for window in self.definition.windows:
+                    low = NEVER if not window.length else (at - window.length) // window.resolution * window.resolution
+                    found = sum(count for start, count in value.items() if low <= start < at)
+                    right = sum(row.key == key and low <= row.time < at for row in rows)
+                    if found != right:
+                        raise Wrong(f"{key} as of {at} has {found} of {right} rows in {window}: {value}")
+
+
+def _joined(tiling: Any, value: Tiles, rows: Sequence[Timed]) -> Tiles:
+    """A value with more rows, in the tiles of a horizon."""
+    after: Tiles = defaultdict(int)
+    for start, count in [*value.items(), *((row.time, 1) for row in rows)]:
+        (tile,) = tiling.tiles([start])
+        if tile is not None:
+            after[tile] += count
+    return dict(after)
+
+
+def explore(worlds: int, mutant: str = "") -> str | None:
+    """The first world that goes wrong, with what went wrong; None if none does."""
+    for number in range(worlds):
+        try:
+            World(number, mutant).go()
+        except Wrong as wrong:
+            return f"world {number}: {wrong}"
+    return None

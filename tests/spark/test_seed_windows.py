@@ -1,0 +1,135 @@
+"""A seed of a state whose rows have times: it is what batches of the same rows would be."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from clicks import USERS, WINDOWS, Clicks, Names
+from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
+from rolled import Row
+from spark_fixtures import AVAILABLE
+
+from mapstate import LIFETIME, errors, open_reader
+from mapstate.backends import resolve
+from mapstate.testing import Fail, FaultyBackend
+
+pytestmark = pytest.mark.spark
+
+
+@pytest.fixture(params=["memory", "sqlite", REDIS, CLUSTER, AEROSPIKE])
+def each_url(request: Any, tmp_path: Path) -> str:
+    return url_of(request, tmp_path)
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path}/state.db"
+
+
+@pytest.fixture
+def clicks(tmp_path: Path) -> Clicks:
+    return Clicks(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("windows", "own"), [(WINDOWS, {}), (WINDOWS[:3], {}), (WINDOWS, {"names": Names()}), (WINDOWS[1:3], {})]
+)
+def test_a_seed_of_rolling_windows_is_what_batches_would_be(spark, clicks, url, windows, own):
+    draw = random.Random(repr(windows))
+    clicks.history(draw)
+    counts = clicks.declared(spark, url, windows, **own)
+    done = counts.seed(clicks.checkpoint, buckets=4)
+    gone = clicks.check(url, windows, own=bool(own))
+    assert bool(gone) == (LIFETIME not in windows)
+    assert (done.rows, done.rows_expired, done.rows_late) == (len(clicks.rows) - gone, gone, 2)
+    for end in (2_030, 2_031, 2_500):
+        clicks.put([Row(draw.randint(end - 150, end), draw.choice(USERS), 5) for _ in range(30)] + [Row(end, "x", 1)])
+        again = clicks.declared(spark, url, windows, **own)
+        again.start(clicks.checkpoint, trigger=AVAILABLE).awaitTermination()
+        if LIFETIME in windows:  # else rows that come late are set aside
+            clicks.check(url, windows, own=bool(own))
+
+
+def test_a_seed_of_rolling_windows_is_the_same_in_every_store(spark, clicks, each_url):
+    clicks.history(random.Random(each_url.partition(":")[0]))
+    clicks.declared(spark, each_url).seed(clicks.checkpoint, buckets=3)
+    clicks.check(each_url)
+
+
+def failed(spark: Any, clicks: Clicks, url: str, folder: Path, *, call: int, after: bool) -> Any:
+    """A seed whose driver dies at this write of the ledger; the ledger that it leaves."""
+    fault = Fail(method="swap", call=call, after=after, error=errors.CorruptStoreError, name=f"{call}{after}")
+    counts = clicks.declared(spark, FaultyBackend(resolve(url), folder, (fault,)), WINDOWS[:3])
+    with pytest.raises(errors.CorruptStoreError):
+        counts.seed(clicks.checkpoint, buckets=5)
+    with open_reader(url, "features") as reader:
+        with pytest.raises(errors.SeedingError, match="being"):
+            reader.multi_get(["x"], at=2_000)
+        return reader.ledger()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_seed_of_rolling_windows_that_died_goes_on_with_the_same_horizon(spark, clicks, url, tmp_path, after):
+    clicks.history(random.Random(3))
+    staged = None
+    for call in (2, 3, 4, 5):
+        seed = failed(spark, clicks, url, tmp_path, call=call, after=after).seed
+        staged = staged or seed.windows
+        assert seed.windows == staged
+    assert seed.done >= 2
+    assert staged.watermark == 1_997
+    clicks.declared(spark, url, WINDOWS[:3]).seed(clicks.checkpoint)
+    assert clicks.check(url, WINDOWS[:3])
+
+
+def test_a_lost_stage_is_made_anew_with_all_of_its_units(spark, clicks, url, tmp_path):
+    """Rows of the lost one were joined by its horizon, and those of the new one are by its own."""
+    clicks.history(random.Random(4))
+    left = failed(spark, clicks, url, tmp_path, call=5, after=False)
+    assert left.seed.done == 1
+    for file in next(Path(clicks.checkpoint, "mapstate").iterdir()).glob("*.parquet"):
+        file.unlink()
+    done = clicks.declared(spark, url, WINDOWS[:3]).seed(clicks.checkpoint, buckets=2)
+    assert clicks.check(url, WINDOWS[:3]) == done.rows_expired
+
+
+def test_windows_that_are_changed_begin_the_seed_anew(spark, clicks, url, tmp_path):
+    clicks.history(random.Random(5))
+    left = failed(spark, clicks, url, tmp_path, call=5, after=False)
+    more = {"options": {"retention": 50}}
+    clicks.declared(spark, url, WINDOWS[:3], **more).seed(clicks.checkpoint, buckets=2)
+    assert clicks.check(url, WINDOWS[:3])
+    with open_reader(url, "features") as reader:
+        ledger = reader.ledger()
+        assert ledger.floor > left.last_txid
+        assert ledger.rolling.definition.time(ledger.rolling.horizon) == 1_997 - 50
+
+
+def test_years_of_a_busy_key_are_a_few_tiles(spark, clicks, url):
+    """More units than a key has room for: 10,000. A task gets them in more than one part."""
+    clicks.put([Row(at, user, at % 7) for at in range(12_000) for user in "xy"])
+    clicks.declared(spark, url).seed(clicks.checkpoint, buckets=1)
+    clicks.check(url)
+    store: Any = resolve(url).open("features")
+    assert all(len(record) < 2_000 for record in store.multi_get(["x", "y"]))
+
+
+def test_one_may_look_into_a_seed_of_rolling_windows(spark, clicks, url, tmp_path):
+    clicks.history(random.Random(7))
+    failed(spark, clicks, url, tmp_path, call=9, after=True)
+    with open_reader(url, "features", consistency="latest") as reader:
+        found = reader.multi_get(list(USERS), at=1_999)
+        assert 0 < sum(one is not None for one in found) < len(USERS)
+
+
+def test_a_dry_run_of_rolling_windows_says_what_is_left_out(spark, clicks, url):
+    clicks.history(random.Random(6))
+    found = clicks.declared(spark, url, WINDOWS[:3]).seed(clicks.checkpoint, dry_run=True)
+    assert found.rows + found.rows_expired == len(clicks.rows)
+    assert (found.keys, found.buckets, found.rows_late) == (None, 1, 2)
+    assert f"{found.rows_expired:,} rows expired" in str(found)
+    with pytest.raises(errors.StateNotFoundError):
+        open_reader(url, "features")
