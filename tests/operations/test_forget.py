@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from rolled import Rolled
 from rolled import Row as RolledRow
 from states import Job, LoggedJob, N, contents, made_of_one_batch, messy, stored
 from typer.testing import CliRunner
+from versions import Version
 from windowed import Row, Windowed
 
 from mapstate import open_reader
@@ -25,7 +28,7 @@ from mapstate.keys import KeyCodec
 from mapstate.maps.operator_list import ForgottenRows, ListedKeys, ListEntry, Place, digest_of
 from mapstate.operations.doctor import examine
 from mapstate.operations.drop import drop
-from mapstate.operations.forget import forget, forget_listed, listed
+from mapstate.operations.forget import forget, forget_listed, listed, when_caught_up
 from mapstate.operations.swap import swap
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
@@ -518,3 +521,61 @@ def test_a_place_outside_the_history_is_refused_and_not_taken_for_a_later_row(pl
     assert rows.of([other], [Place(*place)]) == [False]
     with pytest.raises(DataError, match="has a place outside the history"):
         rows.of([key], [Place(*place)])
+
+
+def test_a_forget_that_waits_for_rows_in_the_source_forgets_them_too(url):
+    job = Version(url, state="s")
+    job.batch_to(5, **{SECRET: 4711, "other": 1})
+    started, ended = threading.Event(), threading.Event()
+
+    def run() -> None:
+        started.wait(20)
+        for end in (6, 7):
+            attempt = job.attempt(**{SECRET: 4712})
+            time_of_batch.wait(0.2)
+            job.commit(attempt, end, **{SECRET: 4712})
+        ended.set()
+
+    time_of_batch = threading.Event()
+    thread = threading.Thread(target=run)
+    thread.start()
+    started.set()
+    done = when_caught_up(url, "s", '[{"t":{"0":7}}]', lambda: forgets(url), wait=60)
+    thread.join()
+    assert ended.is_set()
+    assert done.offsets == '[{"t": {"0": 7}}]'
+    assert names(url) == []
+    assert open_reader(url, "s").multi_get([SECRET, "other"]) == [None, {"n": 1}]
+
+
+def test_a_batch_that_begins_while_it_forgets_is_waited_for(url):
+    job = Version(url, state="s")
+    job.batch_to(5, **{SECRET: 4711})
+    calls = []
+
+    def do() -> Any:
+        calls.append(1)
+        if len(calls) == 1:
+            attempt = job.attempt(other=1)
+            thread = threading.Timer(0.3, lambda: job.commit(attempt, 6, other=1))
+            thread.start()
+        return forgets(url)
+
+    when_caught_up(url, "s", '[{"t":{"0":5}}]', do, wait=60)
+    assert len(calls) == 2
+    assert names(url) == []
+
+
+def test_what_has_not_caught_up_in_time_or_cannot_be_compared_is_not_forgotten(tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    job = Version(url, state="s")
+    ran = partial(CliRunner().invoke, app, catch_exceptions=False)
+    job.batch_to(5, **{SECRET: 4711})
+    words = ["forget", url, "s", SECRET, "--id", "t", "--yes", "--followers-have", "0s", "--when-caught-up"]
+    for ends, why in (('{"t":{"0":6}}', "behind|by 1"), ("[{}]", "cannot be compared"), ("7", "offsets as JSON")):
+        done = ran([*words, ends, "--wait", "0"])
+        assert done.exit_code == 2
+        assert re.search(why, done.stderr)
+    assert open_reader(url, "s").get(SECRET) == {"n": 4711}
+    assert ran([*words, '{"t":{"0":5}}']).exit_code == 0
+    assert open_reader(url, "s").get(SECRET) is None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import typer
@@ -21,10 +23,13 @@ from mapstate.operations.forget import (
     new_salt,
 )
 from mapstate.operations.forget import forget as forget_key
+from mapstate.operations.forget import when_caught_up as do_when_caught_up
 from mapstate.operations.states import list_states
 from mapstate.reader.forms import typed_keys
 from mapstate.schema import KeyField
 from mapstate.urls import quoted
+
+T = TypeVar("T")
 
 
 def forget(
@@ -49,6 +54,15 @@ def forget(
     followers_have: Annotated[
         str, typer.Option(metavar="TIME", help="after it a repeated forget removes the change log up to the first one")
     ] = "1d",
+    when_caught_up: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OFFSETS",
+            help="wait until the state has come as far in its source: JSON, by topic and partition",
+            show_default=False,
+        ),
+    ] = None,
+    wait: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="with --when-caught-up")] = 600.0,
     beside: Beside = None,
     export: Annotated[
         Path | None, typer.Option(help="write the list of what the state has forgotten to a file", show_default=False)
@@ -68,6 +82,11 @@ def forget(
         "followers_have": FOLLOWERS_HAVE if followers_have == "1d" else seconds(followers_have),
         "beside": [state_beside(text) for text in beside or ()],
     }
+    ends = None if when_caught_up is None else _ends(when_caught_up)
+
+    def behind(state: str, do: Callable[[], T]) -> T:
+        return do() if ends is None else do_when_caught_up(store, state, ends, do, wait=wait)
+
     if (export or from_) is not None:
         if len(words) != 1 or where or id or (export and from_):
             raise UsageError("--export FILE and --from FILE go with one state, and with nothing else")
@@ -78,7 +97,7 @@ def forget(
         elif from_ is not None:
             entries = _read(from_)
             out.confirm(f"Forget what {len(entries)} entries list in {words[0]}?")
-            _report(out, forget_listed(store, words[0], entries, **options))
+            _report(out, behind(words[0], lambda: forget_listed(store, words[0], entries, **options)))
         return
     if id is None or not (where or len(words) > 1):
         raise UsageError("give a state and a key, or --where COLUMN=VALUE, and --id ID. Nothing was written.")
@@ -87,7 +106,7 @@ def forget(
         columns = forgettable_columns(store, state)
         keys = dict(zip([column.name for column in columns], typed_keys(texts, columns)[0], strict=True))
         out.confirm(f"Forget {', '.join(texts)} in {state}? It cannot be undone.")
-        _report(out, [forget_key(store, state, keys, id=id, **options)])
+        _report(out, [behind(state, partial(forget_key, store, state, keys, id=id, **options))])
         return
     given = dict(map(_pair, where))
     found: dict[str, dict[str, KeyField]] = {}
@@ -107,7 +126,7 @@ def forget(
     for state in able:
         try:
             keys = {name: typed_keys([text], [found[state][name]])[0][0] for name, text in given.items()}
-            done.append(forget_key(store, state, keys, id=id, salt=salt, **options))
+            done.append(behind(state, partial(forget_key, store, state, keys, id=id, salt=salt, **options)))
         except MapStateError as error:
             out.fail(error.message)
     _report(out, done)
@@ -129,6 +148,18 @@ def _report(out: AskingOutput, done: list[Forgotten]) -> None:
             out.note("There was nothing to do.")
 
     out.answer(documents, shown)
+
+
+def _ends(text: str) -> str:
+    """Offsets as a ledger has them; an object is of the only source."""
+    try:
+        found = msgspec.json.decode(text, type=list[dict[str, dict[str, int]]] | dict[str, dict[str, int]])
+    except msgspec.MsgspecError as error:
+        raise UsageError(
+            f'--when-caught-up takes offsets as JSON, such as {{"visits":{{"0":9120}}}} ({cut(error)}). Nothing was '
+            "written."
+        ) from error
+    return msgspec.json.encode(found if isinstance(found, list) else [found]).decode()
 
 
 def _pair(text: str) -> tuple[str, str]:

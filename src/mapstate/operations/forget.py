@@ -12,15 +12,16 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import secrets
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 
 from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FencedWrites, Rewrites, Scrubs
-from mapstate.errors import UsageError, shown
+from mapstate.errors import FencedError, UsageError, cut, shown
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.maps.change_log import ChangeLog, is_of_log, logged_txid
 from mapstate.maps.operator_list import (
@@ -43,11 +44,15 @@ from mapstate.protocol.upkeep import begin_operator
 from mapstate.protocol.ways_back import behind_by
 from mapstate.protocol.windows import PaneChange
 from mapstate.schema import KeyField
+from mapstate.waiting import pause
+
+T = TypeVar("T")
 
 FOLLOWERS_HAVE = 86_400.0
 """Seconds after which those who follow a state have read that a key was removed."""
 
 _WRITE = 1000  # records at a time
+_PAUSE = 0.05  # seconds
 _OTHERS = (
     "the source and its topics",
     "exports, backups and snapshots of the store",
@@ -171,6 +176,47 @@ def forget_listed(
 
     with opened(backend_or_url, state) as store:
         return _Forgetting(store, state, followers_have, beside, page_size).run(wanted)
+
+
+def when_caught_up(
+    backend_or_url: Backend | str, state: str, ends: str, do: Callable[[], T], *, wait: float = 600.0
+) -> T:
+    """Call ``do``, which its id makes repeatable, once the query has come as far as ``ends`` and no batch is in flight.
+
+    Rows before these offsets, a list of JSON as a ledger has it, are forgotten, too. A batch that begins meanwhile
+    fences ``do``, which is then called again, for ``wait`` seconds.
+
+    Raises:
+        UsageError: The offsets cannot be compared, or the query is not there in time; and as ``do``.
+        StoreError: The store failed.
+
+    """
+    until, problem = time.monotonic() + wait, None
+    with opened(backend_or_url, state) as store:
+        while True:
+            seen = read_ledger(store, state)
+            last, attempt = seen.last_commit, seen.in_flight
+            behind = ["it counts no batch"] if last is None else behind_by(ends, last.offsets)
+            if behind is None:
+                raise UsageError(
+                    f"state {state!r} has offsets that cannot be compared with {cut(ends)}: nothing tells when it has "
+                    "caught up. Nothing was written. Stop the query behind its last batch, and forget then."
+                )
+            is_at_work = attempt is not None and attempt.batch_id is not None and attempt.epoch == seen.epoch
+            if not behind and not is_at_work:
+                try:
+                    return do()
+                except (FencedError, UsageError) as error:
+                    if isinstance(error, UsageError) and read_ledger(store, state).in_flight is None:
+                        raise
+                    problem = error  # a batch began meanwhile
+            if time.monotonic() > until:
+                why = ", ".join(behind) or ("a batch is in flight" if problem is None else problem.message)
+                raise UsageError(
+                    f"after {wait:g} s state {state!r} has not caught up, or has always a batch in flight: {why}. See "
+                    "that its query runs, and give --wait SECONDS. Again with the same id it goes on."
+                ) from problem
+            pause(_PAUSE)
 
 
 def _is_due(state: str, has: ListEntry, entry: ListEntry, here: dict[str, Any]) -> bool:
