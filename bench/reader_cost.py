@@ -5,6 +5,8 @@ the median of fifty reads.
 
     committed   `open_reader(...).multi_get(keys)`: keys encoded, one round trip with the ledger before and after
                 the records, decoded, chosen by the one rule, returned as dicts
+    exact       the same with follow=None, which looks for no alias
+    alias       the same by a name whose alias leads to the state; it looks once a second
     latest      the same with consistency="latest"
     map         mapstate's own backing map: keys encoded, `multi_get`, records decoded
     bytes       the backing map's `multi_get` alone: texts in, bytes out
@@ -32,11 +34,13 @@ from servers import RedisServer
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.keys import KeyCodec
+from mapstate.operations.swap import swap
 from mapstate.serializers import RecordCodec, serializer
 
 BATCHES = 3
 READS = 50
 PAGE = 1000
+NAME = "named"  # an alias
 
 
 def scanned(keys: int, turns: int) -> dict[str, list[float]]:
@@ -78,6 +82,7 @@ def ask(keys: int = 1000, turns: int = 30, scanned_keys: int = 1_000_000, scans:
         state = CountedState(server.url)
         for _ in range(BATCHES):
             state.apply(arrow_batches(users))
+        swap(server.url, {NAME: STATE})
         ledger = state.record
         store, codec = resolve(server.url).open(STATE), KeyCodec(ledger.keys)
         records = RecordCodec(serializer("json"), STATE, "opaque", ledger.fields, ledger.field_counts)
@@ -92,11 +97,15 @@ def ask(keys: int = 1000, turns: int = 30, scanned_keys: int = 1_000_000, scans:
 
         with (
             open_reader(server.url, STATE) as committed,
+            open_reader(server.url, STATE, follow=None) as exact,
+            open_reader(server.url, NAME) as alias,
             open_reader(server.url, STATE, consistency="latest") as latest,
             server.client() as client,
         ):
             ways = {
                 "committed": lambda: committed.multi_get(users),
+                "exact": lambda: exact.multi_get(users),
+                "alias": lambda: alias.multi_get(users),
                 "latest": lambda: latest.multi_get(users),
                 "map": through_the_map,
                 "bytes": lambda: store.multi_get(texts),
@@ -104,6 +113,8 @@ def ask(keys: int = 1000, turns: int = 30, scanned_keys: int = 1_000_000, scans:
                 "by hand": lambda: [decode(one) for one in client.mget(names)],
             }
             singles = by_turns(ways, turns * READS, warm_up=100)
+            of_one = {"exact, one key": lambda: exact.get(users[0]), "alias, one key": lambda: alias.get(users[0])}
+            singles |= by_turns(of_one, turns * READS, warm_up=100)
             assert committed.multi_get(users) == latest.multi_get(users) == [{"n": BATCHES}] * keys
             assert client.mget(names) == store.multi_get(texts)
     seconds = {
@@ -123,6 +134,18 @@ def ask(keys: int = 1000, turns: int = 30, scanned_keys: int = 1_000_000, scans:
                 "the same",
                 "MGET, each record decoded with msgspec",
                 ratios(seconds["committed"], seconds["by hand"]),
+            ),
+            Row(
+                f"the same by an [alias](../docs/life.md#rebuild-and-swap), {keys:,} keys",
+                "without",
+                ratios(seconds["alias"], seconds["exact"]),
+                Goal("most", 1.05),
+            ),
+            Row(
+                "`get` of one key by an alias",
+                "without",
+                ratios(seconds["alias, one key"], seconds["exact, one key"]),
+                Goal("most", 1.05),
             ),
             Row(
                 f"`scan()` of {scanned_keys:,} keys by the reader",
