@@ -28,6 +28,7 @@ from mapstate.aggregators import Count
 from mapstate.backends import resolve
 from mapstate.errors import ConfigurationError, UsageError
 from mapstate.keys import KeyCodec
+from mapstate.operations.advance import advance
 from mapstate.operations.drop import drop
 from mapstate.reader.async_reader import AsyncStateReader
 from mapstate.schema import Field, KeyField
@@ -443,6 +444,21 @@ def test_each_scan_up_to_a_limit_says_what_it_could_not_read(damaged):
 
 
 # Windows
+
+
+def test_windows_that_are_open_again_are_sent_again(url):
+    state = Windowed(url, lag=0)
+    state.commit(state.attempt(Row(3, "a", 1), Row(12, "a", 2)))
+    with client_of(url) as client:
+
+        def asked(tag=None):
+            return client.get("/states/s/windows?user=a", headers={"If-None-Match": tag} if tag else {})
+
+        first = asked()
+        assert asked(first.headers["etag"]).status_code == 304
+        advance(url, "s", 3, back=True)
+        again = asked(first.headers["etag"])
+        assert [one["is_final"] for answer in (first, again) for one in answer.json()["windows"]] == [True, False] + [False] * 2
 
 
 def test_windows_of_a_key_and_of_all_keys(url):

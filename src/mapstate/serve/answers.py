@@ -108,7 +108,7 @@ def _tag_of(ledger: LedgerRecord) -> str | None:
     """The ETag of all that is read under this ledger, None where values may change without a commit."""
     if ledger.type != "opaque" or ledger.has_had_ttl or _joins_at_random(ledger):
         return None
-    contents = (*ledger.contents(), ledger.field_counts, as_of(ledger))
+    contents = (*ledger.contents(), ledger.final_mark(), ledger.field_counts, as_of(ledger))
     return f'"{blake2b(repr(contents).encode(), digest_size=9).hexdigest()}"'
 
 
