@@ -17,6 +17,7 @@ from mapstate.aggregators import (
     Avg,
     BoolOr,
     Collect,
+    CombinerAggregator,
     Count,
     CountDistinct,
     Fields,
@@ -116,3 +117,27 @@ def test_windows_hold_what_their_rows_come_to(one: Any, length: int, slide: int,
 
 def right(one: Any, rows: list[dict[str, Any]]) -> Any:
     return one.result(reduce(one.combine, [one.init(row) for row in rows]))
+
+
+class InPlace(CombinerAggregator):
+    """Changes its argument, which it must not; other states copy what they hold first, too."""
+
+    def init(self, row):
+        return {"sum": row["n"]}
+
+    def combine(self, a, b):
+        a["sum"] += b["sum"]
+        return a
+
+
+def test_a_combiner_that_changes_its_argument_changes_no_window():
+    own = Field("own", InPlace().describe(), InPlace().bind(COLUMNS))
+    windows = CountWindows(4, 1, [own], {"own": InPlace()}, ["n"])
+    fields = Fields([Field("windows", windows.describe(), windows.bind(COLUMNS))], {"windows": windows})
+    folding = fields.start()
+    for row in ROWS:
+        folding[0].add(row)
+    (value,) = fields.combine_all([None], [fields.finish(folding)])
+    numbers = [row["n"] for row in ROWS]
+    sums = [{"sum": sum(numbers[max(0, end - 4) : end])} for end in range(1, len(ROWS) + 1)]
+    assert [held for _, held in value[2]] == sums

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from mapstate.aggregators.extremes import Max, Min
-from mapstate.aggregators.results import adds_up, folded
+from mapstate.aggregators.folding import adds_up, folded
 from mapstate.serializers.packed import packed_count, unpacked_all
 from mapstate.serializers.tiles import BASE, Earlier, StoredTiles
 

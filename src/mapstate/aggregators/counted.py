@@ -7,11 +7,11 @@ that its last batch has fired. Panes are those of `mapstate.protocol.windows`, w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, ReducerAggregator, Row
-from mapstate.aggregators.folding import Folding, called, check_type
+from mapstate.aggregators.folding import Folding, called, check_type, folded
 from mapstate.protocol.windows import Panes
 from mapstate.schema import Field
 from mapstate.values import column_type, in_column
@@ -84,9 +84,7 @@ class CountWindows(ReducerAggregator):
         if number % self._panes.slide == 0:
             first = number - self._panes.length
             held = [pane for pane in panes if pane[0] >= first]
-            fired.append(
-                (number, *(_join(one, (pane[at] for pane in held)) for at, one in enumerate(self._aggregators, 1)))
-            )
+            fired.append((number, *self._joined([values for _, *values in held])))
             panes = [pane for pane in panes if self._panes.last_end(pane[0]) > number]
         return number, panes, fired
 
@@ -98,6 +96,12 @@ class CountWindows(ReducerAggregator):
         else:
             value = called(one, one.reduce, called(one, one.init) if held is None else held, row)
         return check_type(value, field.type, one)
+
+    def _joined(self, panes: Sequence[Sequence[Any]]) -> list[Any]:
+        return [
+            folded(one, field.type, values)
+            for one, field, *values in zip(self._aggregators, self._fields, *panes, strict=True)
+        ]
 
     def result(self, value: Any) -> Any:
         """``rows``, the windows that the last batch has ``fired``, and those that are ``open``, by end.
@@ -121,7 +125,7 @@ class CountWindows(ReducerAggregator):
         for end in reversed(ends):  # the last one has the fewest panes, and each other one those and more
             while at and panes[at - 1][0] >= end - self._panes.length:
                 at -= 1
-                joined = [_join(one, pair) for one, *pair in zip(self._aggregators, panes[at][1:], joined, strict=True)]
+                joined = self._joined([panes[at][1:], joined])
             found.append(self._window(end, joined))
         return found[::-1]
 
@@ -144,14 +148,6 @@ class _BatchFolding(Folding):
 
     def _reduce(self, acc: Any) -> Any:
         return super()._reduce(acc if acc is None or self.is_settled else (*acc[:2], []))
-
-
-def _join(one: Any, values: Iterable[Any]) -> Any:
-    joined = None
-    for value in values:
-        if value is not None:
-            joined = value if joined is None else called(one, one.combine, joined, value)
-    return joined
 
 
 def _described(description: str) -> tuple[int, int, dict[str, str]]:

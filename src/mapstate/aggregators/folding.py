@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
+from mapstate.aggregators.sums import MAX_LONG, MIN_LONG, Count, Sum, overflow
 from mapstate.errors import AggregatorError, MapStateError, SerializationError, cut, shown
 from mapstate.serializers.value_types import item_type, struct_parts
 
@@ -117,3 +119,37 @@ def _is_of(value: Any, name: str) -> bool:
     if name in _EXACT_TYPES:
         return type(value) is _EXACT_TYPES[name]
     return name == "any" or (type(value) is int and -(1 << 63) <= value < 1 << 63)
+
+
+def folded(aggregator: Aggregator, kind: str, parts: Sequence[Any]) -> Any:
+    """The parts of one field that are not null, combined; null without one.
+
+    Raises ValueOverflowError and AggregatorError.
+    """
+    there = [part for part in parts if part is not None] if None in parts else parts
+    if len(there) < 2:
+        return there[0] if there else None
+    if adds_up(aggregator, kind):
+        return checked_sum(aggregator, sum(there))
+    if isinstance(aggregator, NativeCombiner):
+        return aggregator.fold(there)
+    if not isinstance(aggregator, CombinerAggregator):
+        raise TypeError(f"{aggregator} is no combiner")
+    value = None  # of rows that have removed each other, too: see `Folding.add`
+    for part in there:
+        # Copies, because the parts stay in the record, and an aggregator may change them in place.
+        both = copy.deepcopy((value, part))
+        value = part if value is None else check_type(called(aggregator, aggregator.combine, *both), kind, aggregator)
+    return value
+
+
+def adds_up(aggregator: Aggregator, kind: str) -> bool:
+    """Whether its values are integers, and are joined by their sum."""
+    return kind == "bigint" and type(aggregator) in (Count, Sum)
+
+
+def checked_sum(aggregator: Any, total: int) -> int:
+    """The sum. Raises ValueOverflowError if it has more than 64 bits."""
+    if not MIN_LONG <= total <= MAX_LONG:
+        raise overflow(aggregator)
+    return total

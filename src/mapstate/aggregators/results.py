@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner
+from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator
 from mapstate.aggregators.bounded import Collect, CountDistinct, LastN, TopN
 from mapstate.aggregators.counted import CountWindows
 from mapstate.aggregators.extremes import ArgMax, ArgMin, BoolAnd, BoolOr, First, Last, Max, Min
 from mapstate.aggregators.fields import NULL, Fields
-from mapstate.aggregators.folding import called, check_type
+from mapstate.aggregators.folding import folded
 from mapstate.aggregators.moments import MOMENTS, Avg, StdDev, StdDevPop, Variance, VariancePop
 from mapstate.aggregators.retraction import BY_STORED_NAME
 from mapstate.aggregators.sketches import SKETCHES
-from mapstate.aggregators.sums import MAX_LONG, MIN_LONG, Count, Sum, overflow
+from mapstate.aggregators.sums import Count, Sum
 from mapstate.errors import ConfigurationError, UsageError
 from mapstate.schema import Field
 
@@ -120,34 +119,3 @@ def joined(fields: Fields, values: Sequence[Any]) -> Any:
     if len(own) == 1:
         return NULL if own[0] is None else own[0]
     return tuple(own)
-
-
-def folded(aggregator: Aggregator, kind: str, parts: Sequence[Any]) -> Any:
-    """The parts of one field that are not null, combined; null without one. Errors as of `joined`."""
-    there = [part for part in parts if part is not None] if None in parts else parts
-    if len(there) < 2:
-        return there[0] if there else None
-    if adds_up(aggregator, kind):
-        return checked_sum(aggregator, sum(there))
-    if isinstance(aggregator, NativeCombiner):
-        return aggregator.fold(there)
-    if not isinstance(aggregator, CombinerAggregator):
-        raise TypeError(f"{aggregator} is no combiner")
-    value = None  # of rows that have removed each other, too: see `Folding.add`
-    for part in there:
-        # Copies, because the parts stay in the record, and an aggregator may change them in place.
-        both = copy.deepcopy((value, part))
-        value = part if value is None else check_type(called(aggregator, aggregator.combine, *both), kind, aggregator)
-    return value
-
-
-def adds_up(aggregator: Aggregator, kind: str) -> bool:
-    """Whether its values are integers, and are joined by their sum."""
-    return kind == "bigint" and type(aggregator) in (Count, Sum)
-
-
-def checked_sum(aggregator: Any, total: int) -> int:
-    """The sum. Raises ValueOverflowError if it has more than 64 bits."""
-    if not MIN_LONG <= total <= MAX_LONG:
-        raise overflow(aggregator)
-    return total

@@ -14,8 +14,7 @@ from typing import Any
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner
 from mapstate.aggregators.bulk_tiles import FEWEST, ManyTiles, is_packed, numpy
 from mapstate.aggregators.fields import NULL, Fields
-from mapstate.aggregators.folding import called
-from mapstate.aggregators.results import adds_up, checked_sum, folded
+from mapstate.aggregators.folding import adds_up, called, checked_sum, folded
 from mapstate.aggregators.sketches import SKETCHES
 from mapstate.errors import DataError, ValueOverflowError
 from mapstate.protocol.rolling import MOST_STORED, RollingDefinition, Tiling, columns_of
