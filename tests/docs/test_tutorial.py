@@ -36,7 +36,7 @@ def run(script: str, folder: Path, environment: dict[str, str]) -> str:
 
 @pytest.mark.redis
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # four jobs, each with a JVM of its own
+@pytest.mark.timeout(900)  # five jobs, each with a JVM of its own
 def test_a_newcomer_who_follows_the_tutorial_sees_what_it_says(redis_url, tmp_path):
     environment = with_fast_java() | {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
@@ -63,4 +63,4 @@ def test_a_newcomer_who_follows_the_tutorial_sees_what_it_says(redis_url, tmp_pa
             else:  # a kill before Spark has planned the batch of a file that it has found: the next batch has two
                 assert re.sub("^batches 0 to 10: 12000 ", "batches 0 to 11: 12000 ", out) == block
             compared += 1
-    assert (programs, compared) == (5, 5)
+    assert (programs, compared) == (6, 6)

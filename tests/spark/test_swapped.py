@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
+from states import LoggedJob
 
 from mapstate import Count, newStream, opaque
-from mapstate.operations.swap import swap
+from mapstate.operations.drop import drop
+from mapstate.operations.swap import keep_only, swap
 from mapstate.spark import newStaticState, stateQuery
 
 pytestmark = pytest.mark.spark
@@ -62,22 +64,53 @@ def test_a_query_asks_the_version_of_the_alias(spark, url):
     assert answers() == {"ann": 2, "bob": 1}
 
 
+def follow(spark: SparkSession, url: str, place: Path, **options: str) -> dict[str, int | None]:
+    """What a sink has that keeps the last row of each key, behind a run of the query."""
+    table: dict[str, int | None] = {}
+    changes = spark.readStream.format("mapstate").options(**{"url": url, "state": "v"} | options).load()
+
+    def keep(frame: Any, _: int) -> None:
+        table.update({row[0]: row[1] for row in frame.collect()})
+
+    query = changes.writeStream.foreachBatch(keep).option("checkpointLocation", str(place))
+    query.trigger(availableNow=True).start().awaitTermination()
+    return table
+
+
 @pytest.mark.redis
 def test_a_stream_of_changes_ends_with_a_swap(spark, url, tmp_path):
-    def follow(checkpoint: str) -> list[dict[str, Any]]:
-        changes = spark.readStream.format("mapstate").options(url=url, state="v").load()
-        query = (
-            changes.writeStream.format("json")
-            .option("checkpointLocation", f"{tmp_path}/{checkpoint}")
-            .trigger(availableNow=True)
-            .start(f"{tmp_path}/{checkpoint}.out")
-        )
-        query.awaitTermination()
-        files = (tmp_path / f"{checkpoint}.out").glob("*.json")
-        return [json.loads(line) for file in files for line in file.read_text().splitlines()]
-
-    assert follow("one") == [{"user": "ann", "visits": 1}]
+    assert follow(spark, url, tmp_path / "one") == {"ann": 1}
     swap(url, {"v": "v.2"}, force=True)
     with pytest.raises(StreamingQueryException, match="ChangesGoneError"):
-        follow("one")
-    assert sorted(row["user"] for row in follow("two")) == ["ann", "bob"]
+        follow(spark, url, tmp_path / "one")
+    assert follow(spark, url, tmp_path / "two") == {"ann": 2, "bob": 1}
+
+
+@pytest.mark.redis
+def test_a_stream_that_restarts_gets_the_whole_new_version_and_the_keys_that_it_lacks(spark, url, tmp_path):
+    job = LoggedJob(url, state="w", owner="w")
+    job.batch(ann=1, old=2, gone=3)
+    other = LoggedJob(url, state="w.2", owner="w.2")
+    other.batch(ann=5, new=6)
+
+    def followed() -> dict[str, int | None]:
+        return follow(spark, url, tmp_path / "one", onSwap="restart", state="w")
+
+    assert followed() == {"ann": 1, "old": 2, "gone": 3}
+    job.batch(gone=None)  # which the follower has not heard yet
+    swap(url, {"w": "w.2"}, force=True)
+    assert followed() == {"ann": 5, "new": 6, "old": None, "gone": None}
+    other.batch(new=7)
+    assert followed() == {"new": 7}
+    with pytest.raises(PySparkException, match="onSwap is 'refuse' or 'restart'"):
+        follow(spark, url, tmp_path / "two", onSwap="other")
+
+
+@pytest.mark.redis
+def test_a_stream_cannot_restart_where_the_version_before_is_gone(spark, url, tmp_path):
+    assert follow(spark, url, tmp_path / "one", onSwap="restart") == {"ann": 1}
+    swap(url, {"v": "v.2"}, force=True)
+    keep_only(url, "v")
+    drop(url, "v")
+    with pytest.raises(StreamingQueryException, match="StateNotFoundError"):
+        follow(spark, url, tmp_path / "one", onSwap="restart")

@@ -18,19 +18,21 @@ from mapstate.reader.committed import CommittedReads, mark_of
 class Position(msgspec.Struct, frozen=True):
     """How far somebody has followed a state: ``txid`` is its last commit, ``origin`` where the state's txids begin.
 
-    ``mark`` is that of cursors. It is empty in what was stored before there was one.
+    ``mark`` is that of cursors, and ``version`` the state's own name, to which an alias led. They are empty in what was
+    stored before there were any.
     """
 
     txid: int
     origin: int
     mark: str = ""
+    version: str = ""
 
 
 def position_of(ledger: LedgerRecord) -> Position:
     """The position of somebody who has all that counts in the ledger."""
     _check_keeps(ledger)
     origin = _origin(ledger)
-    return Position(origin - 1 if ledger.last_txid is None else ledger.last_txid, origin, mark_of(ledger))
+    return Position(origin - 1 if ledger.last_txid is None else ledger.last_txid, origin, mark_of(ledger), ledger.state)
 
 
 def asked_for(ledger: LedgerRecord, start: Position, end: Position) -> range:

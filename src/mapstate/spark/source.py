@@ -89,6 +89,7 @@ class ScanTask(InputPartition):
 
     ``state`` is the version that the plan is of. ``ledger`` is that of the plan, None for the one that the task finds;
     ``txid`` the oldest from which a stream reads.
+    ``lacks_of`` is how far another version was followed: the task gives its keys in that part that ``state`` lacks.
     ``end`` is where rolling windows end for all tasks; None for a state without, and where the only task says it.
     """
 
@@ -101,6 +102,7 @@ class ScanTask(InputPartition):
         *,
         txid: int = -1,
         end: End | None = None,
+        lacks_of: Position | None = None,
     ) -> None:
         super().__init__(part)
         self.state = state
@@ -108,6 +110,7 @@ class ScanTask(InputPartition):
         self.keys = keys
         self.txid = txid
         self.end = end
+        self.lacks_of = lacks_of
 
 
 class StateScan(DataSourceReader):
@@ -125,6 +128,8 @@ class StateScan(DataSourceReader):
         source.check_columns(self._ledger, schema)
         if source.starting_from is not None:
             raise ConfigurationError("startingFrom is an option of readStream. Nothing was read.")
+        if source.on_swap is not None:
+            raise ConfigurationError("onSwap is an option of readStream. Nothing was read.")
         at = source.end_asked(self._ledger)
         self._is_now = at is None
         self._end = None if source.as_of == "scan" else end_of(self._ledger, at)
@@ -224,7 +229,11 @@ class StateChanges(DataSourceStreamReader):
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[ScanTask]:
         """The tasks of one micro-batch. The errors of `StateReader.changed_keys`."""
         since, until = convert(start, Position), convert(end, Position)
-        source = self._source.of_version()
+        source, restarts = self._source.of_version(), self._source.on_swap == "restart"
+        if restarts and since.txid >= 0 and since.version not in ("", until.version):
+            return self._restarted(since, until)
+        if restarts and until.version:  # what was planned before a swap
+            source = source._replace(state=until.version)
         with closing(source.reader(None)) as reader:
             if since == until:
                 return []
@@ -235,6 +244,25 @@ class StateChanges(DataSourceStreamReader):
                 return [ScanTask(source.state, None, part, None, txid=until.txid) for part in reader.parts(tasks)]
             keys = reader.changed_keys(since, until)
         return [ScanTask(source.state, None, "", some, txid=until.txid) for some in source.divided(keys)]
+
+    def _restarted(self, since: Position, until: Position) -> list[ScanTask]:
+        """The tasks of a micro-batch behind a swap: all of the version of ``until``, and each key that it lacks.
+
+        Raises StateNotFoundError where one of the versions is gone, ConfigurationError, and as `check_is_of`.
+        """
+        old, new = (self._source._replace(state=one.version) for one in (since, until))
+        with closing(old.reader(None)) as before, closing(new.reader(None)) as reader:
+            parts = before.parts(old.tasks(before.ledger().keys_held()))
+            ledger = reader.ledger()
+            check_is_of(ledger, until)
+            new.check_columns(ledger, self._schema)
+            if ledger.keys != before.ledger().keys:
+                raise ConfigurationError(
+                    f"{new.state!r} has other key columns than {old.state!r}. Nothing was read. Start a new query."
+                )
+            whole = reader.parts(new.tasks(ledger.keys_held()))
+        tasks = [ScanTask(new.state, None, part, None, txid=until.txid) for part in whole]
+        return tasks + [ScanTask(new.state, None, part, None, txid=until.txid, lacks_of=since) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of one task, as of the end of the micro-batch or a later commit; nulls for a key that is gone."""
@@ -250,17 +278,29 @@ class StateChanges(DataSourceStreamReader):
                 )
             fields = shown_fields(ledger, source.aggregators())
             columns = Columns(ledger.keys, fields, self._schema.fieldNames())
-            if partition.keys is None:
+            if partition.keys is None and partition.lacks_of is None:
                 for now, keys, values in reader.part(partition.value, _PAGE):
                     yield columns.batch(keys, now, values).cast(shape)
                 return
-            for asked in pages_of(partition.keys):
+            for asked in self._asked(partition):
                 now, keys, values = reader.found(asked)
-                yield columns.batch(keys, now, values).cast(shape)
+                if partition.lacks_of is None:
+                    yield columns.batch(keys, now, values).cast(shape)
                 there = set(keys)
                 gone = [key for key in asked if key not in there]
                 if gone:
                     yield columns.absent(gone).cast(shape)
+
+    def _asked(self, partition: ScanTask) -> Iterator[Sequence[Key]]:
+        """The keys of a task, a page at a time. Of another version also those that it has removed since."""
+        since = partition.lacks_of
+        if since is None:
+            yield from pages_of(partition.keys or [])
+            return
+        with closing(self._source._replace(state=since.version).reader(None)) as before:
+            for _, keys, _ in before.part(partition.value, _PAGE):
+                yield keys
+            yield from pages_of(before.changed_keys(since, before.position()))  # also what went while it was listed
 
     def _position(self) -> Position:
         with closing(self._source.of_version().reader(None)) as reader:
@@ -281,6 +321,7 @@ class _Source(NamedTuple):
     partitions: int | None
     own: str
     starting_from: str | None
+    on_swap: str | None
     keys: str | None
     at: str | None
 
@@ -295,6 +336,7 @@ class _Source(NamedTuple):
             "asof",
             "aggregators",
             "startingfrom",
+            "onswap",
             "keys",
             "at",
             "path",
@@ -303,12 +345,16 @@ class _Source(NamedTuple):
             wrong = f"{min(unknown)!r} is no option" if unknown else 'option("url", ...) and option("state", ...) lack'
             raise ConfigurationError(
                 f"{wrong}. A read of mapstate takes url and state, and may take numPartitions, aggregators, "
-                "asOf, at and keys (read) and startingFrom (readStream). Nothing was read."
+                "asOf, at and keys (read), startingFrom and onSwap (readStream). Nothing was read."
             )
         number = given.get("numpartitions")
         if number is not None and not (number.isascii() and number.isdigit() and 0 < int(number) <= 10_000):
             raise ConfigurationError(f"numPartitions is a number from 1 to 10000, not {number!r}. Nothing was read.")
-        for name, most in (("asOf", ("batch", "scan", "page")), ("startingFrom", ("state", "now"))):
+        for name, most in (
+            ("asOf", ("batch", "scan", "page")),
+            ("startingFrom", ("state", "now")),
+            ("onSwap", ("refuse", "restart")),
+        ):
             if given.get(name.lower()) not in (None, *most):
                 raise ConfigurationError(
                     f"{name} is {' or '.join(map(repr, most))}, not {given[name.lower()]!r}. Nothing was read."
@@ -322,6 +368,7 @@ class _Source(NamedTuple):
             partitions=None if number is None else int(number),
             own=given.get("aggregators", ""),
             starting_from=given.get("startingfrom"),
+            on_swap=given.get("onswap"),
             keys=given.get("keys"),
             at=given.get("at"),
         )
