@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import datetime as dt
 import json
 import math
@@ -20,9 +21,10 @@ from rolled import Rolled, Row, floor
 from test_joins import ALL, COLUMNS
 from test_serializers import VALUES, alike
 
-from mapstate import LIFETIME, Count, RollingWindows, open_reader
+from mapstate import LIFETIME, Count, RollingWindows, Sum, open_reader
 from mapstate.aggregators import tiles as of_tiles
 from mapstate.aggregators.aggregator import CombinerAggregator
+from mapstate.aggregators.bulk_tiles import FEWEST
 from mapstate.aggregators.results import joins_of
 from mapstate.aggregators.sketches import SKETCHES
 from mapstate.aggregators.tiles import Answers, TileFields
@@ -31,7 +33,7 @@ from mapstate.protocol.rolling import RollingDefinition, RollingRecord, RollingW
 from mapstate.protocol.windows import NEVER, WindowCommit
 from mapstate.schema import Field
 from mapstate.serializers import RecordCodec, serializer
-from mapstate.serializers.tiles import BASE, Earlier, Tiles, tiles_of, undo_of
+from mapstate.serializers.tiles import BASE, Earlier, StoredTiles, Tiles, tiles_of, undo_of
 from mapstate.spark.steps.columns import check_unique
 
 DATA = Path(__file__).parents[1] / "data" / "rolling"
@@ -297,14 +299,15 @@ def test_a_window_can_be_added_only_where_its_cuts_are(definition, horizon, leng
 
 YEARS = [-62_135_000_000, -(10**9), 0, 253_402_000_000]  # 1, 1938, 1970 and 9999, in seconds
 
+wires = st.sampled_from(["json", "msgpack"])
 rows = st.lists(
     st.builds(Row, st.integers(-150, 150), st.sampled_from(["ann", "bob"]), st.integers(-9, 9)), max_size=12
 )
 
 
 @settings(max_examples=60)
-@given(definitions(), st.lists(rows, min_size=1, max_size=5), st.sampled_from([1, 7]), st.data())
-def test_every_answer_is_that_of_the_rows(definition, batches, scale, data):
+@given(definitions(), st.lists(rows, min_size=1, max_size=5), st.sampled_from([1, 7]), wires, st.data())
+def test_every_answer_is_that_of_the_rows(definition, batches, scale, form, data):
     windows = [LIFETIME if not one.length else (one.length, one.resolution) for one in definition.windows]
     lengths = [one if one == LIFETIME else one[0] for one in windows]
     assume(len(set(lengths)) == len(lengths))
@@ -315,17 +318,22 @@ def test_every_answer_is_that_of_the_rows(definition, batches, scale, data):
         startTime=definition.offset,
         lag=definition.lag,
         retention=definition.retention,
+        serializer=form,
     )
     _check_batches(job, batches, scale, data)
 
 
 @settings(max_examples=20)
 @given(
-    st.lists(rows, min_size=1, max_size=4), st.sampled_from([-62_135_000_000, 253_402_000_000, 0, -(10**9)]), st.data()
+    st.lists(rows, min_size=1, max_size=4),
+    st.sampled_from([-62_135_000_000, 253_402_000_000, 0, -(10**9)]),
+    wires,
+    st.data(),
 )
-def test_every_answer_is_that_of_the_rows_where_times_are_timestamps(batches, around, data):
+def test_every_answer_is_that_of_the_rows_where_times_are_timestamps(batches, around, form, data):
     """Of the years 1, 9999, 1970 and 1938."""
-    job = Rolled(f"memory://{secrets.token_hex(8)}", [(60, 5), (240, 30), LIFETIME], kind="timestamp", startTime=10)
+    url, windows = f"memory://{secrets.token_hex(8)}", [(60, 5), (240, 30), LIFETIME]
+    job = Rolled(url, windows, kind="timestamp", startTime=10, serializer=form)
     moved = [[row._replace(at=row.at + around) for row in batch] for batch in batches]
     _check_batches(job, moved, 1, data, around)
 
@@ -381,6 +389,70 @@ def test_every_built_in_aggregator_over_tiles_is_that_of_the_rows(one):
                 own = [one.init(row) for time, row in history if low <= time < 2 * end]
                 right = one.result(_combined(one, own)) if own else _of_nothing(one)
                 assert _near(found[f"f_{name}"], right), (name, end, found[f"f_{name}"], right)
+
+
+class Longest(CombinerAggregator):
+    """A combiner of a user's own, which has null for no text."""
+
+    def bind(self, columns):
+        return "string"
+
+    def init(self, row):
+        return row["s"] * (row["t"] % 3) or None
+
+    def zero(self):
+        return None
+
+    def combine(self, a, b):
+        return max(a or "", b or "", key=len) or None
+
+
+@pytest.mark.parametrize("windows", [[(10, 2), (24, 6), LIFETIME], [(10, 2), (24, 6)]])
+@pytest.mark.parametrize("one", [*(one for one in ALL if not isinstance(one, SKETCHES)), Longest()], ids=repr)
+def test_a_packed_value_is_changed_as_a_plain_one_is_and_comes_back(one, windows):
+    """Through records, batch by batch, with numbers that need more and more bytes, and fewer again."""
+    draw = random.Random(repr(one))
+    definition = defined(*windows, kind="bigint")
+    own = {"f": one, "n": Count(), "sum": Sum("n")}
+    fields = [Field(name, each.describe(), each.bind(COLUMNS)) for name, each in own.items()]
+    codec = RecordCodec(serializer("msgpack"), "s", "opaque", fields, [(0, 3)], in_tiles=True)
+    answers = Answers(joins_of(fields, {"f": one}), definition, ["sum_10", "sum_24", "sum_lifetime"])
+    base: Any = None
+    kept, horizon = 0, NEVER
+    for batch in range(1, 40):
+        at = batch * 3
+        horizon = max(horizon, NEVER if batch < 3 else definition.units(at - draw.choice([0, 6, 60])))
+        tiling = Tiling(definition, horizon)
+        placed: dict[int, list[list[Any]]] = {}
+        for number in range(draw.choice([1, 1, 2, 9])):
+            row = _made(draw, batch + number)
+            row["n"] = row["n"] and row["n"] * 10 ** draw.choice([0, 1, 3, 12, 16] if batch % 9 > 5 else [0])
+            (start,) = tiling.tiles([definition.units(at - draw.choice([0, 0, 1, 9, 90]))])
+            if start is not None:
+                placed.setdefault(start, []).append([each.init(row) for each in own.values()])
+        if not placed:
+            continue
+        partial = Tiles(
+            sorted(placed),
+            [
+                [_combined(each, [values[number] for values in placed[start]]) for start in sorted(placed)]
+                for number, each in enumerate(own.values())
+            ],
+        )
+        before = tiles_of(base)
+        make = TileFields(fields, own, tiling)
+        (right,) = make.combine_all([copy.deepcopy(before)], [copy.deepcopy(partial)])
+        (value,) = make.combine_all([base], [partial])
+        kept += type(value) is StoredTiles
+        [(_, curr, prev)] = codec.loads(["k"], codec.dumps([(batch, value, base)]))
+        assert alike(tiles_of(curr)) == alike(right)
+        assert alike(tiles_of(prev)) == alike(before)
+        for found in (curr, prev):
+            end = (definition.units(at + draw.randint(0, 16)),) * 2
+            apart = answers.values([tiles_of(found)], [end])
+            assert alike(answers.values([found] * FEWEST, [end] * FEWEST)) == alike(apart * FEWEST)
+        base = curr
+    assert kept > 10
 
 
 def _combined(one: Any, values: list[Any]) -> Any:

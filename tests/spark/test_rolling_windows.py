@@ -18,6 +18,7 @@ from every_store import AEROSPIKE, FULL, REDIS, url_of
 from pyspark.sql import DataFrame, SparkSession
 from rolled import Row, floor, inside, shown, suffix
 from spark_fixtures import AVAILABLE
+from states import form_of
 
 from mapstate import (
     LIFETIME,
@@ -158,7 +159,8 @@ class Site:
         stream = self.topology.newStream("clicks", frame(spark, []))
         rolling = stream.window(RollingWindows.of(*self.windows), timestampField="at", **options)
         grouped: Any = rolling.groupBy(*self.by) if self.by else rolling
-        spec = opaque(url, name, repeat="allowed", chunk_size=3)
+        form = "native" if form_of(url) == "native" else "msgpack"  # JSON is below
+        spec = opaque(url, name, repeat="allowed", chunk_size=3, serializer=form)
         aggregates = {"rows": Count(), "total": Sum("n"), "least": Min("n"), "newest": LastN("n", 2, by="at")}
         self.kept = grouped.persistentAggregate(spec, **aggregates, **self.own)
         self.kept.lateStream().persistentAggregate(opaque(url, f"{name}-late", repeat="allowed"), rows=Count())

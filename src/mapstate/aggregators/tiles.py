@@ -5,10 +5,10 @@ See `mapstate.protocol.rolling` and `mapstate.serializers.tiles`.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
+from itertools import compress, count, groupby
+from operator import itemgetter, ne
 from typing import Any
 
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner
@@ -19,7 +19,11 @@ from mapstate.aggregators.sketches import SKETCHES
 from mapstate.errors import DataError, ValueOverflowError
 from mapstate.protocol.rolling import MOST_STORED, RollingDefinition, Tiling, columns_of
 from mapstate.schema import Field
-from mapstate.serializers.tiles import Tiles, tiles_of
+from mapstate.serializers.packed import number_at, with_number
+from mapstate.serializers.tiles import BASE, Edit, StoredTiles, Tiles, tiles_of
+
+_Join = tuple[list[Any], int, Tiles, int]
+"""The columns of a value and the place of a tile, and a partial and the place of the tile that is joined to it."""
 
 
 class TileFields(Fields):
@@ -28,39 +32,72 @@ class TileFields(Fields):
     def __init__(self, fields: Sequence[Field], aggregators: Mapping[str, Aggregator], tiling: Tiling) -> None:
         super().__init__(fields, aggregators)
         self._tiling = tiling
+        self._keeps_base = tiling.tiles([BASE]) == [BASE]
+        self._kinds = [field.type for field in fields]
 
     def combine_all(self, bases: list[Any], partials: list[Any]) -> list[Any]:
         """The new tiles of a chunk: the old ones folded, and the batch's added.
 
         Raises ValueOverflowError, and AggregatorError if a user's aggregator raised.
         """
-        out: list[Tiles] = []
-        joins: list[tuple[Tiles, int, Tiles, int]] = []
-        for base, partial in zip(bases, partials, strict=True):
-            before = tiles_of(base)
-            if before is None:
-                out.append(self._checked(partial))
-                continue
-            after, put_off = self._folded(before)
-            for place, start in enumerate(partial.starts):  # ascending, so no place found before moves
-                at = bisect_left(after.starts, start)
-                if at < len(after.starts) and after.starts[at] == start:
-                    joins.append((after, at, partial, place))
-                    continue
-                after.starts.insert(at, start)
-                for column, added in zip(after.columns, partial.columns, strict=True):
-                    column.insert(at, added[place])
-            out.append(self._checked(after, put_off))
+        joins: list[_Join] = []
+        pairs = zip(bases, partials, strict=True)
+        out = [self._edited(base, new, joins) or self._placed(tiles_of(base), new, joins) for base, new in pairs]
         for number, (field, one) in enumerate(zip(self.fields, self.aggregators, strict=True)):
-            old = [after.columns[number][at] for after, at, _, _ in joins]
+            old = [number_at(columns[number], at) for columns, at, _, _ in joins]
             new = [partial.columns[number][place] for _, _, partial, place in joins]
             if isinstance(one, NativeCombiner):
                 both = one.combine_all(old, new) if joins else []
             else:
                 both = [folded(one, field.type, pair) for pair in zip(old, new, strict=True)]
-            for (after, at, _, _), value in zip(joins, both, strict=True):
-                after.columns[number][at] = value
-        return out
+            for (columns, at, _, _), value in zip(joins, both, strict=True):
+                columns[number] = with_number(columns[number], at, at + 1, value)
+        return [one.done() if type(one) is Edit else one for one in out]
+
+    def _edited(self, before: Any, partial: Tiles, joins: list[_Join]) -> Edit | None:
+        """A packed value with the batch's tiles, and those joined that no window tells apart any more.
+
+        None where a loop over all tiles has to: where the base changes, and where tiles go or cannot be joined.
+        """
+        if type(before) is not StoredTiles:
+            return None
+        units, added = before.units(), partial.starts
+        targets: list[Any] = self._tiling.tiles(units)
+        changes_base = BASE in (*targets[:1], *added[:1]) or (before.base is not None and not self._keeps_base)
+        if changes_base or targets[:1] in ([], [None]) or len(units) + len(added) >= MOST_STORED:
+            return None
+        edit, first = Edit(before, units), len(units)
+        for at in reversed([*compress(count(), map(ne, targets, units))]):
+            if at < first:
+                first, end = bisect_left(targets, targets[at]), bisect_right(targets, targets[at])
+                parts = [[number_at(column, own) for own in range(first, end)] for column in edit.columns]
+                try:
+                    values = [*map(folded, self.aggregators, self._kinds, parts)]
+                except DataError:
+                    return None
+                edit.replace(first, end, targets[at], values)
+        for place, start in enumerate(added):  # ascending, so no place found before moves
+            at = bisect_left(edit.units, start)
+            if edit.units[at : at + 1] == [start]:
+                edit.note(start)
+                joins.append((edit.columns, at, partial, place))
+            else:
+                edit.replace(at, at, start, [column[place] for column in partial.columns])
+        return edit
+
+    def _placed(self, before: Tiles | None, partial: Tiles, joins: list[_Join]) -> Tiles:
+        if before is None:
+            return self._checked(partial)
+        after, put_off = self._folded(before)
+        for place, start in enumerate(partial.starts):  # as above
+            at = bisect_left(after.starts, start)
+            if at < len(after.starts) and after.starts[at] == start:
+                joins.append((after.columns, at, partial, place))
+                continue
+            after.starts.insert(at, start)
+            for column, added in zip(after.columns, partial.columns, strict=True):
+                column.insert(at, added[place])
+        return self._checked(after, put_off)
 
     def joined(self, units: Tiles) -> Tiles:
         """The tiles of a key, of the units of its history. Raises ValueOverflowError where they are too many."""

@@ -136,11 +136,10 @@ class Tiling:
         self._oldest = BASE if definition.has_lifetime else None
         self._known: dict[int, int | None] = {BASE: self._oldest}
 
-    def tiles(self, units: Iterable[int]) -> list[int | None]:
+    def tiles(self, units: Sequence[int]) -> list[int | None]:
         """The first unit of the tile of each; None for one that is older than each window."""
-        known = self._known
         try:
-            return [known[unit] for unit in units]
+            return [*map(self._known.__getitem__, units)]
         except KeyError:
             return [self._tile(unit) for unit in units]
 

@@ -35,6 +35,39 @@ def unpacked(data: bytes) -> list[int]:
     return _little_endian(array(chr(data[0]), data[1:])).tolist()
 
 
+def number_at(column: Any, at: int) -> Any:
+    """A value of a column, which is packed or a list."""
+    if type(column) is not bytes:
+        return column[at]
+    width = _WIDTHS[column[0]]
+    return int.from_bytes(column[1 + at * width : 1 + (at + 1) * width], "little", signed=True)
+
+
+def numbers_at(column: Any, places: Sequence[int]) -> Any:
+    """A column of the values at some places."""
+    if type(column) is not bytes:
+        return [column[at] for at in places]
+    width = _WIDTHS[column[0]]
+    return column[:1] + b"".join([column[1 + at * width : 1 + (at + 1) * width] for at in places])
+
+
+def with_number(column: Any, first: int, end: int, value: Any) -> Any:
+    """The column with one value in the place of those from ``first`` to ``end``, which may be none.
+
+    A list is changed in place, and a packed column becomes one where the value does not fit.
+    """
+    if type(column) is bytes:
+        width = _WIDTHS[column[0]]
+        try:
+            own = value.to_bytes(width, "little", signed=True)
+        except (OverflowError, AttributeError):  # wider than the others; null
+            column = unpacked(column)
+        else:
+            return column[: 1 + first * width] + own + column[1 + end * width :]
+    column[first:end] = [value]
+    return column
+
+
 def unpacked_all(np: Any, columns: Sequence[bytes], counts: Any) -> Any:
     """The numbers of all columns in one array of numpy. ``counts`` has how many are in each."""
     letters = bytes([column[0] for column in columns])

@@ -8,7 +8,7 @@ asks for it, which is while a batch runs, and after one that does not count.
 
 In MessagePack columns of integers are packed, `mapstate.serializers.packed`, so that many records are read at once. A
 value is then ``[base, starts, column, ...]``: ``base`` has the base tile's value of each field, or is null, and
-``starts`` are 8 bytes of the first start and the packed distances from it. Records from before that are read, too.
+``starts`` are 8 bytes of a start and the packed distances from it. Records from before that are read, too.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
 from operator import is_not, lt
-from struct import pack, unpack_from
+from struct import pack, unpack, unpack_from
 from typing import Any, NamedTuple
 
 from mapstate.errors import CorruptRecordError
 from mapstate.schema import Field, StateType
-from mapstate.serializers.packed import packed, packed_count, unpacked
+from mapstate.serializers.packed import numbers_at, packed, packed_count, unpacked, with_number
 from mapstate.serializers.value_types import INTEGERS, TXID, Convert, WireForm, from_wire, to_wire, wire_type
 
 BASE = -(1 << 62)
@@ -60,22 +60,33 @@ class StoredTiles:
     """A value as it was read, which becomes `Tiles` when somebody asks.
 
     ``base``     the base tile's value of each field; None without one
-    ``starts``   8 bytes of the first start of the others, and the packed distances from it
+    ``starts``   8 bytes of a start, and the packed distances of the others from it
     ``columns``  the values of the others, packed or as a list
+    ``change``   of a value that `Edit` has made: the value before, and what makes it again
     """
 
-    __slots__ = ("_tiles", "base", "columns", "starts")
+    __slots__ = ("_tiles", "base", "change", "columns", "starts")
 
-    def __init__(self, base: Sequence[Any] | None, starts: bytes, columns: Sequence[Any]) -> None:
-        self.base, self.starts, self.columns = base, starts, columns
+    def __init__(
+        self,
+        base: Sequence[Any] | None,
+        starts: bytes,
+        columns: Sequence[Any],
+        change: tuple[StoredTiles, Undo] | None = None,
+    ) -> None:
+        self.base, self.starts, self.columns, self.change = base, starts, columns, change
         self._tiles: Tiles | None = None
+
+    def units(self) -> list[int]:
+        """Where the tiles begin that are no base. Raises CorruptRecordError where they are out of order."""
+        (first,) = unpack_from("<q", self.starts)
+        return _checked([*map(first.__add__, unpacked(self.starts[8:]))])
 
     def tiles(self) -> Tiles:
         """The tiles, made once: `undo_of` looks whether a value is the same."""
         if self._tiles is not None:
             return self._tiles
-        (first,) = unpack_from("<q", self.starts)
-        starts = _checked([*map(first.__add__, unpacked(self.starts[8:]))])
+        starts = self.units()
         columns = [unpacked(column) if type(column) is bytes else [*column] for column in self.columns]
         if self.base is not None:
             starts.insert(0, BASE)
@@ -87,6 +98,60 @@ class StoredTiles:
     def widened(self, fields: int) -> Tiles:
         """With nulls for the fields that were added since."""
         return self.tiles().widened(fields)
+
+
+class Edit:
+    """A value that was read, on its way to the next one: what is packed stays so, and the undo has what is changed.
+
+    ``units`` and ``columns`` are the tiles of the next value, but for the base, which stays as it is.
+    """
+
+    __slots__ = ("_before", "_changed", "_gone", "_old", "_origin", "_steps", "columns", "units")
+
+    def __init__(self, before: StoredTiles, units: list[int]) -> None:
+        self._before, self._old, self.units = before, units, units
+        self._origin = before.starts[:8]
+        self._steps: Any = before.starts[8:]
+        self.columns = [column if type(column) is bytes else [*column] for column in before.columns]
+        self._changed: set[int] = set()
+        self._gone: set[int] = set()
+
+    def note(self, start: int) -> None:
+        """Says that the tile that begins here is new, goes, or gets other values."""
+        at = bisect_left(self._old, start)
+        if self._old[at : at + 1] == [start]:
+            self._changed.add(at)
+        else:
+            self._gone.add(start)
+
+    def replace(self, first: int, end: int, start: int, values: Sequence[Any]) -> None:
+        """Puts one tile in the place of those from ``first`` to ``end``, which may be none."""
+        for own in (*self.units[first:end], start):
+            self.note(own)
+        if self.units is self._old:
+            self.units = [*self._old]
+        self.units[first:end] = [start]
+        (origin,) = unpack("<q", self._origin)
+        self._steps = with_number(self._steps, first, end, start - origin)
+        for number, value in enumerate(values):
+            self.columns[number] = with_number(self.columns[number], first, end, value)
+
+    def done(self) -> StoredTiles:
+        """The next value, which knows its undo."""
+        before, places, steps = self._before, sorted(self._changed), self._steps
+        back = [numbers_at(column, places) for column in before.columns]
+        old = StoredTiles(None, self._origin + numbers_at(before.starts[8:], places), back)
+        starts = self._origin + (steps if type(steps) is bytes else packed(steps) or b"")
+        return StoredTiles(before.base, starts, self.columns, (before, Undo(sorted(self._gone), old)))
+
+
+def packed_starts(starts: Sequence[int]) -> bytes | None:
+    """The bytes of starts behind the base; None where they are too far apart, or too far away."""
+    first = starts[0] if starts else 0
+    if not -_FAR < first < _FAR:
+        return None
+    steps = packed([start - first for start in starts])
+    return None if steps is None else pack("<q", first) + steps
 
 
 class Earlier:
@@ -189,13 +254,16 @@ class TileLayout:
         self._is_packed = [self._packs and field.type in INTEGERS for field in fields]
         self._to_wire = [to_wire(field.type, form) for field in fields]
         self._from_wire = [from_wire(field.type, form) for field in fields]
-        self._converts = any(self._from_wire)
+        self._converts, self._encodes = any(self._from_wire), any(self._to_wire)
 
     def out_of(self, record: Any) -> list[Any]:
         """A record's document. ``record`` has the value before, of which the undo is made."""
-        txid, *both = record
-        after, before = map(tiles_of, both)
-        undo = None
+        txid, after, before = record
+        if type(after) is StoredTiles and after.change is not None and after.change[0] is before:
+            gone, back = after.change[1]  # of MessagePack: no other form has packed values
+            return [txid, self._out_of_stored(after), [gone, *self._out_of_stored(back)]]
+        after, before = tiles_of(after), tiles_of(before)
+        undo: Any = None
         if before is not None:
             gone, back = ([], before) if after is None else undo_of(before, after)
             undo = [[None if start == BASE else start for start in gone], *self._out_of(back)]
@@ -222,18 +290,25 @@ class TileLayout:
         has_base = starts[:1] == [BASE]
         starts = starts[has_base:]
         columns = [*map(_converted, self._to_wire, columns)]
-        first = starts[0] if starts else 0
-        steps = packed([start - first for start in starts]) if self._packs and -_FAR < first < _FAR else None
-        if steps is None:
+        places = packed_starts(starts) if self._packs else None
+        if places is None:
             return [has_base, [*starts[:1], *(later - start for start, later in pairwise(starts))], *columns]
         base = [column[0] for column in columns] if has_base else None
-        own = (column[has_base:] for column in columns)
-        packs = zip(own, self._is_packed, strict=True)
-        return [
-            base,
-            pack("<q", first) + steps,
-            *((is_packed and packed(column)) or column for column, is_packed in packs),
-        ]
+        return [base, places, *self._packed([column[has_base:] for column in columns])]
+
+    def _out_of_stored(self, tiles: StoredTiles) -> list[Any]:
+        base, columns = tiles.base, tiles.columns
+        if self._encodes:
+            base = base and [own for (own,) in map(_converted, self._to_wire, [[value] for value in base])]
+            columns = [
+                column if type(column) is bytes else _converted(convert, column)
+                for convert, column in zip(self._to_wire, columns, strict=True)
+            ]
+        return [base, tiles.starts, *(self._packed(columns) if list in map(type, columns) else columns)]
+
+    def _packed(self, columns: Sequence[Any]) -> list[Any]:
+        pairs = zip(columns, self._is_packed, strict=True)
+        return [(is_packed and type(column) is list and packed(column)) or column for column, is_packed in pairs]
 
     def _into(self, base: Any, starts: Any, *columns: Any) -> Tiles | StoredTiles:
         _check_lengths(base, starts, *columns)
