@@ -191,7 +191,7 @@ class World:
             for key, rows in contents.items():
                 self.put(attempt.token, key, (attempt.txid, rows, None))
                 yield
-            sums = {"rows": contents.total(), "keys": len(contents), "keys_delta": len(contents)}
+            sums: dict[str, Any] = {"rows": contents.total(), "keys": len(contents), "keys_delta": len(contents)}
             self.ledger = seeding.commit_bucket(self.ledger, session, attempt.txid, **sums)
             yield
 

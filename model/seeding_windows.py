@@ -1,4 +1,4 @@
-"""A seed of a state with rolling windows, by drivers that die and go on: random worlds with the ledger's own rules.
+"""A seed of a state with rolling windows, or with windows that fire, by drivers that die and go on: random worlds.
 
 Drivers, stages and lost checkpoints are those of `model.seeding`. Here rows have times, and the stage is what says how
 far they have come. The truth is brute force over the rows of the stage that counts, and of the batches after it.
@@ -17,9 +17,9 @@ from mapstate.errors import LedgerError, UsageError
 from mapstate.protocol import seeding
 from mapstate.protocol.ledger_record import Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.opening import open_ledger
-from mapstate.protocol.rolling import RollingDefinition, RollingRecord, RollingWindow
+from mapstate.protocol.rolling import RollingDefinition, RollingWindow
 from mapstate.protocol.transitions import begin, commit
-from mapstate.protocol.windows import NEVER, Input, WindowCommit
+from mapstate.protocol.windows import NEVER, Input, WindowCommit, WindowDefinition
 from mapstate.schema import Field, KeyField
 from model.seeding import Wrong
 
@@ -114,33 +114,46 @@ class World:
             found = self.commit_of(staged, WindowCommit())
             before = self.ledger
             under = before if self.mutant == "stages_joined" else seeding.with_windows(before, None)
-            assert under.rolling is not None
-            tiling = under.rolling.tiling
-            units = [Timed(row.key, tile) for row in staged for tile in tiling.tiles([row.time]) if tile is not None]
-            kept = [row for row in units if row.time >= self.first(seeding.with_windows(before, found).rolling)]
+            units = self.units_of(staged, under)
+            kept = self.kept_of(units, seeding.with_windows(before, found))
             self.stages[name] = [[row for row in kept if KEYS.index(row.key) % BUCKETS == at] for at in range(BUCKETS)]
             yield
             before = self.ledger
             after = seeding.staged(before, session, name, files=1, rows=len(kept), buckets=BUCKETS, windows=found)
-            if before.rolling is not None and after.rolling is not None:
-                horizon = after.rolling.horizon
-                if self.mutant == "horizon_later":
-                    horizon = NEVER
-                if self.mutant == "keeps_horizon":
-                    horizon = max(horizon, before.rolling.horizon)
-                rolling = msgspec.structs.replace(after.rolling, horizon=horizon)
-                after = msgspec.structs.replace(after, rolling=rolling)
+            after = self.wrong_stage(before, after)
             self.counted[after.floor] = staged
             self.ledger = after
             yield
         yield from self.load(session)
 
-    def first(self, kept: RollingRecord | None) -> int:
-        """The first time that is staged."""
+    def units_of(self, staged: Sequence[Timed], under: LedgerRecord) -> list[Timed]:
+        """The rows as they are staged."""
+        assert under.rolling is not None
+        tiling = under.rolling.tiling
+        return [Timed(row.key, tile) for row in staged for tile in tiling.tiles([row.time]) if tile is not None]
+
+    def kept_of(self, units: Sequence[Timed], after: LedgerRecord) -> list[Timed]:
+        """Those that are loaded."""
+        kept = after.rolling
         assert kept is not None
+        first = kept.first_time()
         if self.mutant == "expires_unrounded" and not kept.definition.has_lifetime and kept.horizon != NEVER:
-            return kept.horizon - max(window.length for window in kept.definition.windows)
-        return kept.first_time()
+            first = kept.horizon - max(window.length for window in kept.definition.windows)
+        return [row for row in units if row.time >= first]
+
+    def wrong_stage(self, before: LedgerRecord, after: LedgerRecord) -> LedgerRecord:
+        """What a mutant makes of the ledger of a stage."""
+        if before.rolling is None or after.rolling is None:
+            return after
+        horizon = NEVER if self.mutant == "horizon_later" else after.rolling.horizon
+        if self.mutant == "keeps_horizon":
+            horizon = max(horizon, before.rolling.horizon)
+        return msgspec.structs.replace(after, rolling=msgspec.structs.replace(after.rolling, horizon=horizon))
+
+    def values_of(self, rows: Sequence[Timed], staged: WindowCommit | None) -> dict[str, Tiles]:
+        """The records of staged rows."""
+        tiling = self.tiling(staged)
+        return {key: _joined(tiling, {}, [row for row in rows if row.key == key]) for key in {row.key for row in rows}}
 
     def load(self, session: str) -> Iterator[None]:
         assert self.ledger is not None
@@ -149,14 +162,15 @@ class World:
             yield
             if seed.stage not in self.stages:
                 return
-            tiling = self.tiling(seed.windows)
             rows = self.stages[seed.stage][seed.done]
-            keys = {row.key for row in rows}
-            for key in sorted(keys):
-                self.put(attempt, key, _joined(tiling, {}, [row for row in rows if row.key == key]))
+            values = self.values_of(rows, seed.windows)
+            for key, value in sorted(values.items()):
+                self.put(attempt, key, value)
                 yield
-            sums = {"rows": len(rows), "keys": len(keys), "keys_delta": len(keys)}
-            self.ledger = seeding.commit_bucket(self.ledger, session, attempt.txid, **sums)
+            count = len(values)
+            self.ledger = seeding.commit_bucket(
+                self.ledger, session, attempt.txid, rows=len(rows), keys=count, keys_delta=count
+            )
             yield
         ended = seeding.end_seed(self.ledger, session, PLAN, Commit(batch_id=0, txid=0, owner="q", offsets="[1]"))
         if self.mutant == "no_watermark" and ended.last_commit is not None:
@@ -182,21 +196,27 @@ class World:
         assert self.ledger is not None
         self.ledger, attempt = begin(self.ledger, session, self.ledger.owners["q"])
         assert isinstance(attempt, Attempt)
-        kept, last, under = self.ledger.rolling, self.ledger.last_commit, self.ledger
-        assert kept is not None
+        last, under = self.ledger.last_commit, self.ledger
         assert last is not None
-        rows = [self.row(80) for _ in range(3)]
-        rows = [row for row in rows if row.time >= kept.first_time()]
+        rows, values = self.added(under)
         yield
-        for key in sorted({row.key for row in rows}):
-            before = self.value(key, under) or {}
-            self.put(attempt, key, _joined(kept.tiling, before, [row for row in rows if row.key == key]), before)
+        for key, value in sorted(values.items()):
+            self.put(attempt, key, value, self.value(key, under))
             yield
         windows = self.commit_of(rows, last.windows or WindowCommit())
         done = Commit(batch_id=last.batch_id + 1, txid=attempt.txid, owner="q", windows=windows)
         self.ledger = commit(self.ledger, session, done)
         self.counted[attempt.txid] = self.counted[last.txid] + rows
         yield
+
+    def added(self, ledger: LedgerRecord) -> tuple[list[Timed], dict[str, Tiles]]:
+        """Some more rows that count, and the values after them."""
+        kept = ledger.rolling
+        assert kept is not None
+        rows = [row for row in (self.row(80) for _ in range(3)) if row.time >= kept.first_time()]
+        keys = {row.key for row in rows}
+        old = {key: self.value(key, ledger) or {} for key in keys}
+        return rows, {key: _joined(kept.tiling, old[key], [row for row in rows if row.key == key]) for key in keys}
 
     def put(self, attempt: Attempt, key: str, value: Tiles, before: Tiles | None = None) -> None:
         assert self.ledger is not None
@@ -265,11 +285,97 @@ def _joined(tiling: Any, value: Tiles, rows: Sequence[Timed]) -> Tiles:
     return dict(after)
 
 
-def explore(worlds: int, mutant: str = "") -> str | None:
+FIRED_MUTANTS = {
+    "purged_later": "what is gone is said by the begin after the seed",
+    "removed_stays": "a watermark that is put back brings back windows that were never loaded",
+    "expires_by_first": "a pane is left out when the first of its windows is gone",
+    "late_in_stage": "rows behind the watermark of the stage are late",
+}
+
+
+class FiredWorld(World):
+    """The same with windows that fire. A record is of a pane and a key."""
+
+    def __init__(self, number: int, mutant: str = "") -> None:
+        super().__init__(number, mutant)
+        draw = self.rng
+        length, slide = draw.choice([(5, 5), (12, 5), (10, 5), (3, 5)])
+        self.fired = WindowDefinition(
+            length=length, slide=slide, lag=self.definition.lag, retention=draw.choice([0, 7, 20])
+        )
+        self.final: dict[tuple[str, int], int] = {}
+
+    def request(self, session: str) -> OpenRequest:
+        keys = (KeyField("w", "bigint"), KeyField("k", "string"))
+        return msgspec.structs.replace(super().request(session), rolling=None, windows=self.fired, keys=keys)
+
+    def units_of(self, staged: Sequence[Timed], under: LedgerRecord) -> list[Timed]:  # noqa: ARG002
+        panes = [Timed(row.key, pane) for row in staged if (pane := self.fired.panes.pane(row.time)) is not None]
+        if self.mutant != "late_in_stage":
+            return panes
+        mark = self.commit_of(staged, WindowCommit()).watermark
+        return [row for row in panes if row.time >= self.fired.fired_before(mark)]
+
+    def kept_of(self, units: Sequence[Timed], after: LedgerRecord) -> list[Timed]:
+        assert after.windows is not None
+        windows, first = after.windows, after.windows.first_pane()
+        if self.mutant == "expires_by_first":
+            return [row for row in units if self.fired.panes.next_end(row.time) > windows.purged]
+        return [row for row in units if first is None or row.time >= first]
+
+    def wrong_stage(self, before: LedgerRecord, after: LedgerRecord) -> LedgerRecord:  # noqa: ARG002
+        assert after.windows is not None
+        windows = after.windows
+        if self.mutant == "purged_later":
+            windows = msgspec.structs.replace(windows, purged=NEVER)
+        if self.mutant == "removed_stays":
+            windows = msgspec.structs.replace(windows, removed=NEVER)
+        return msgspec.structs.replace(after, windows=windows)
+
+    def values_of(self, rows: Sequence[Timed], staged: WindowCommit | None) -> dict[str, Tiles]:  # noqa: ARG002
+        found: dict[str, Tiles] = defaultdict(dict)
+        for row in rows:
+            found[f"{row.time} {row.key}"] = {0: found[f"{row.time} {row.key}"].get(0, 0) + 1}
+        return found
+
+    def added(self, ledger: LedgerRecord) -> tuple[list[Timed], dict[str, Tiles]]:
+        mark = (ledger.last_windows() or WindowCommit()).watermark
+        rows = [self.row(80) for _ in range(3)]
+        rows = [row for row in rows if mark == NEVER or row.time >= self.fired.fired_before(mark)]
+        values = self.values_of(self.units_of(rows, ledger), None)
+        old = {name: (self.value(name, ledger) or {}).get(0, 0) for name in values}
+        return rows, {name: {0: value[0] + old[name]} for name, value in values.items()}
+
+    def read(self) -> None:
+        """Every window that is not gone, also after an operator has put the watermark back."""
+        ledger = self.ledger
+        if ledger is None or ledger.seed is not None or ledger.last_commit is None or ledger.windows is None:
+            return
+        rows, windows = self.counted[ledger.last_commit.txid], ledger.windows
+        mark = (ledger.last_windows() or WindowCommit()).watermark
+        if windows.purged > max(NEVER, mark - self.fired.retention):
+            raise Wrong("windows are gone that are retained")
+        if self.rng.random() < 0.2:
+            windows = windows.put_back(0)
+        for end in range(self.fired.panes.next_end(-1), 100, self.fired.slide):
+            if end <= windows.purged:
+                continue
+            for key in KEYS:
+                found = sum(
+                    (self.value(f"{pane} {key}", ledger) or {}).get(0, 0) for pane in self.fired.panes.panes(end)
+                )
+                right = sum(row.key == key and end - self.fired.length <= row.time < end for row in rows)
+                if found != right:
+                    raise Wrong(f"{key} has {found} of {right} rows in the window that ends at {end}")
+                if end <= mark and self.final.setdefault((key, end), found) != found:
+                    raise Wrong(f"the final window of {key} that ends at {end} has changed")
+
+
+def explore(worlds: int, mutant: str = "", world: type[World] = World) -> str | None:
     """The first world that goes wrong, with what went wrong; None if none does."""
     for number in range(worlds):
         try:
-            World(number, mutant).go()
+            world(number, mutant).go()
         except Wrong as wrong:
             return f"world {number}: {wrong}"
     return None

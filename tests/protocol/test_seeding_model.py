@@ -18,9 +18,18 @@ def test_each_simpler_rule_goes_wrong(mutant):
 
 
 def test_a_seed_of_rolling_windows_is_what_batches_of_its_rows_would_be():
-    assert seeding_windows.explore(1_000) is None
+    assert seeding_windows.explore(500) is None
 
 
 @pytest.mark.parametrize("mutant", seeding_windows.MUTANTS)
 def test_each_simpler_rule_of_rolling_windows_goes_wrong(mutant):
     assert seeding_windows.explore(2_000, mutant) is not None
+
+
+def test_a_seed_of_windows_that_fire_is_what_batches_of_its_rows_would_be():
+    assert seeding_windows.explore(500, world=seeding_windows.FiredWorld) is None
+
+
+@pytest.mark.parametrize("mutant", seeding_windows.FIRED_MUTANTS)
+def test_each_simpler_rule_of_windows_that_fire_goes_wrong(mutant):
+    assert seeding_windows.explore(2_000, mutant, seeding_windows.FiredWorld) is not None

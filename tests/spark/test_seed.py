@@ -18,6 +18,7 @@ from mapstate import (
     LastN,
     Sum,
     Topology,
+    TumblingCountWindow,
     errors,
     newStream,
     non_transactional,
@@ -209,8 +210,11 @@ REFUSED: dict[str, Callable[..., Any]] = {
     "it is non-transactional": lambda rows, url: rows.groupBy("user_id").persistentAggregate(
         non_transactional(url), visits=Count()
     ),
-    "it has windows": lambda rows, url: (
+    "its windows go by the clock": lambda rows, url: (
         rows.tumblingWindow("1 hour").groupBy("user_id").persistentAggregate(opaque(url, name="w"), visits=Count())
+    ),
+    "it has windows by number of rows": lambda rows, url: (
+        rows.window(TumblingCountWindow.of(3)).groupBy("user_id").persistentAggregate(opaque(url), visits=Count())
     ),
     "another state follows it": lambda rows, url: (
         rows.groupBy("user_id")

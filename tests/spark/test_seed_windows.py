@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clicks import USERS, WINDOWS, Clicks, Names
+from clicks import CONFIGS, USERS, WINDOWS, Clicks, Names
 from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
 from rolled import Row
 from spark_fixtures import AVAILABLE
@@ -133,3 +133,97 @@ def test_a_dry_run_of_rolling_windows_says_what_is_left_out(spark, clicks, url):
     assert f"{found.rows_expired:,} rows expired" in str(found)
     with pytest.raises(errors.StateNotFoundError):
         open_reader(url, "features")
+
+
+# Windows that fire
+
+
+def pair(folder: Path, draw: random.Random) -> tuple[Clicks, Clicks]:
+    """The same history for a seed and, in the order of time, for batches."""
+    rows = [Row(draw.randint(0, 300), draw.choice(USERS), draw.randint(-9, 9)) for _ in range(250)]
+    rows += [Row(300, "x", 3), Row(None, "v", 1), *(Row(at, "old", at) for at in range(9))]
+    seeded, batched = (Clicks(folder / name) for name in ("seeded", "batched"))
+    for at in range(3):
+        batched.put([row for row in rows if (row.at or 0) * 3 // 301 == at])
+    draw.shuffle(rows)
+    for at in range(3):
+        seeded.put(rows[at::3])
+    return seeded, batched
+
+
+def run(clicks: Clicks, spark: Any, url: str, kind: str, name: str, **own: Any) -> list[Any]:
+    """Counts what is due; the windows that are fired."""
+    fired: list[Any] = []
+    counts = clicks.windowed(spark, url, kind, name, **own)
+    job = counts.firedWindowsStream().foreachBatch(lambda df, _: fired.extend(map(tuple, df.collect())))
+    job.start(clicks.checkpoint, trigger=AVAILABLE).awaitTermination()
+    return sorted(fired)
+
+
+def windows_of(url: str, name: str, purged: Any, *, own: bool) -> Any:
+    with open_reader(url, name, aggregators={"names": Names()} if own else {}) as reader:
+        return {user: [one for one in reader.windows(user) if one.end > purged] for user in [*USERS, "old"]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "own"),
+    [*((kind, {}) for kind in CONFIGS if kind != "sessions"), ("tumbling", {"names": Names()})],
+)
+def test_a_seed_of_windows_is_what_batches_in_order_would_be(spark, tmp_path, url, kind, own):
+    draw = random.Random(kind)
+    seeded, batched = pair(tmp_path, draw)
+    done = seeded.windowed(spark, url, kind, "seeded", **own).seed(seeded.checkpoint, buckets=4)
+    assert done.rows + done.rows_expired == len(seeded.rows)
+    assert done.rows_late == 1
+    assert done.rows_expired > 0
+    assert run(batched, spark, url, kind, "batched", **own)
+    with open_reader(url, "seeded") as reader:
+        purged, watermark = reader.ledger().windows.purged, reader.watermark().time
+        assert watermark == 295
+    before = windows_of(url, "seeded", purged, own=bool(own))
+    assert before == windows_of(url, "batched", purged, own=bool(own))
+    assert any(one.final for one in before["x"])
+    for end in (306, 340, 2_000, 2_001):
+        more = [Row(end - draw.randint(0, 8), draw.choice(USERS), 5) for _ in range(20)] + [Row(end, "x", 1)]
+        seeded.put(more)
+        batched.put(more)
+    fired = run(seeded, spark, url, kind, "seeded", **own)
+    assert fired == run(batched, spark, url, kind, "batched", **own)
+    assert len(fired) > 10
+    assert windows_of(url, "seeded", -1, own=bool(own)) == windows_of(url, "batched", -1, own=bool(own))
+    stores: list[Any] = [resolve(url).open(name) for name in ("seeded", "batched")]
+    keys = [sorted(str(key) for page in store.scan(100) for key in page) for store in stores]
+    plain = [[key for key in found if "\\P" not in key] for found in keys]
+    assert plain[0] == plain[1]  # nothing of before is left
+
+
+def test_a_seed_of_windows_is_the_same_in_every_store(spark, clicks, each_url):
+    clicks.history(random.Random(8))
+    done = clicks.windowed(spark, each_url, "sliding").seed(clicks.checkpoint, buckets=3)
+    assert clicks.check_sliding(each_url) == done.rows_expired > 0
+    with open_reader(each_url, "windows") as reader:
+        assert (reader.key_count(), reader.ledger().last_commit.keys_held) == (None, None)
+        assert reader.watermark().time == 1_995
+
+
+def test_a_seed_of_windows_that_died_goes_on(spark, clicks, url, tmp_path):
+    clicks.history(random.Random(9))
+    for call in (2, 3, 4, 5):
+        fault = Fail(method="swap", call=call, after=call % 2 > 0, error=errors.CorruptStoreError, name=f"{call}")
+        counts = clicks.windowed(spark, FaultyBackend(resolve(url), str(tmp_path), (fault,)), "sliding")
+        with pytest.raises(errors.CorruptStoreError):
+            counts.seed(clicks.checkpoint, buckets=6)
+        with open_reader(url, "windows") as reader, pytest.raises(errors.SeedingError):
+            reader.windows("x")
+    for file in next(Path(clicks.checkpoint, "mapstate").iterdir()).glob("*.parquet"):
+        file.unlink()
+    done = clicks.windowed(spark, url, "sliding").seed(clicks.checkpoint, buckets=2)
+    assert clicks.check_sliding(url) == done.rows_expired
+    with open_reader(url, "windows") as reader:
+        windows = reader.ledger().windows
+        assert windows.removed == windows.purged  # what was left out does not come back
+
+
+def test_sessions_are_refused_by_name(spark, clicks, url):
+    with pytest.raises(errors.ConfigurationError, match="cannot be seeded: it has sessions"):
+        clicks.windowed(spark, url, "sessions").seed(clicks.checkpoint)

@@ -44,14 +44,14 @@ class SeedLedgers(Ledgers):
         held.after_begin(attempts[-1])
         return attempts[-1]
 
-    def commit_bucket(self, at: int, txid: int, *, rows: int, keys: int, keys_delta: int | None) -> None:
+    def commit_bucket(self, at: int, txid: int, **done: Any) -> None:
         """See `seeding.commit_bucket`. Raises StoreRestartedError, too: then the bucket can be begun anew."""
         held = self.ledgers[at]
         held.close_fences()
 
         def committed(before: Sequence[LedgerRecord]) -> list[LedgerRecord]:
             held.check_not_put_back(before[0])
-            return [seeding.commit_bucket(before[0], held.session, txid, rows=rows, keys=keys, keys_delta=keys_delta)]
+            return [seeding.commit_bucket(before[0], held.session, txid, **done)]
 
         change_all([held], committed, same_incarnation=True)
 

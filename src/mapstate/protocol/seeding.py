@@ -28,7 +28,7 @@ from mapstate.protocol.seed_refusals import without_list
 from mapstate.protocol.seeds import SeedRecord
 from mapstate.protocol.transitions import check_in_flight, check_session, dead_up_to
 from mapstate.protocol.ways_back import counts
-from mapstate.protocol.windows import WindowCommit
+from mapstate.protocol.windows import PaneChange, WindowCommit
 
 
 def is_complete(ledger: LedgerRecord | None, owner: str) -> bool:
@@ -106,7 +106,10 @@ def with_windows(ledger: LedgerRecord, staged: WindowCommit | None) -> LedgerRec
     Rows are staged as if no time had passed, because the watermark is known only then: none is late or too old, and no
     tiles are joined. What is loaded has no tiles and panes that the begin after batch 0 would take away.
     """
-    return msgspec.structs.replace(ledger, rolling=ledger.rolling and ledger.rolling.seeded(staged))
+    windows, rolling = ledger.windows, ledger.rolling
+    return msgspec.structs.replace(
+        ledger, windows=windows and windows.seeded(staged), rolling=rolling and rolling.seeded(staged)
+    )
 
 
 def begin_bucket(ledger: LedgerRecord, session: str, nonce: str, *, at: str = "") -> tuple[LedgerRecord, Attempt]:
@@ -126,7 +129,14 @@ def begin_bucket(ledger: LedgerRecord, session: str, nonce: str, *, at: str = ""
 
 
 def commit_bucket(
-    ledger: LedgerRecord, session: str, txid: int, *, rows: int, keys: int, keys_delta: int | None
+    ledger: LedgerRecord,
+    session: str,
+    txid: int,
+    *,
+    rows: int,
+    keys: int,
+    keys_delta: int | None,
+    panes: PaneChange | None = None,
 ) -> LedgerRecord:
     """The bucket of this attempt counts, and with the first one the list of forgotten keys, which it has written.
 
@@ -143,6 +153,7 @@ def commit_bucket(
         last_txid=txid,
         dead=dead_up_to(ledger, txid),
         operations=seed.listed or None,
+        windows=ledger.windows and ledger.windows.committed(panes or PaneChange()),
     )
 
 
@@ -172,7 +183,7 @@ def end_seed(ledger: LedgerRecord, session: str, plan: BatchPlan, done: Commit) 
         rows=seed.rows,
         keys=seed.keys,
         keys_delta=seed.keys_delta,
-        keys_held=seed.keys_delta,
+        keys_held=None if ledger.windows is not None else seed.keys_delta,
         plan=plan.digest(),
         windows=seed.windows,
         seeded=True,

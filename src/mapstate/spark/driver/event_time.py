@@ -58,7 +58,7 @@ class TimedState(StateDriver):
     ``place`` is the column of grouped rows that is null where they are in no window.
     """
 
-    place: str
+    place = "key0"
 
     def __init__(self, branch: Branch) -> None:
         super().__init__(branch)

@@ -32,10 +32,9 @@ from mapstate.maps.operator_list import ForgottenRows, ListEntry, Place, write_e
 from mapstate.maps.serialized import writer_of
 from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, digest_of, now
 from mapstate.protocol.opening import open_ledger
-from mapstate.protocol.rolling import RollingDefinition
 from mapstate.protocol.seed_ledgers import SeedLedgers
 from mapstate.protocol.seeding import is_complete, with_windows
-from mapstate.protocol.windows import WindowCommit
+from mapstate.protocol.windows import WindowCommit, WindowDefinition
 from mapstate.schema import KeyField
 from mapstate.spark.driver import repeats
 from mapstate.spark.driver.access import Access, configured, is_connect, java_class
@@ -164,11 +163,13 @@ def why_not_alone(plan: StreamPlan) -> Iterator[tuple[str, str]]:
     names = ", ".join(branch.job.spec.state for branch in plan.branches)
     for branch in plan.branches:
         job, functions = branch.job, [*branch.downstream, *branch.fired]
-        is_rolling = job.windows is not None and isinstance(job.windows.definition, RollingDefinition)
+        definition = None if job.windows is None else job.windows.definition
         counts_windows = any(isinstance(one, CountWindows) for one in job.aggregators.values())
         for why, is_so in (
             ("it is non-transactional", job.spec.type == "non-transactional"),
-            ("it has windows", counts_windows or (job.windows is not None and not is_rolling)),
+            ("it has windows by number of rows", counts_windows),
+            ("it has sessions", isinstance(definition, WindowDefinition) and definition.sessions),
+            ("its windows go by the clock", definition is not None and definition.by_clock),
             ("another state follows it", any(isinstance(one, Follower) and one.branch for one in functions)),
             (f"the states {names} count together, and this is for one state", len(plan.branches) > 1),
             (
@@ -215,7 +216,7 @@ class Seeding:
         offsets, entries = planned.offsets(self._access, owner, None), self._settings.entries
         if entries:
             has_places = self._settings.positions is not None
-            self._forgotten = ForgottenRows(state.name, state.job.keys, entries, offsets, has_places=has_places)
+            self._forgotten = ForgottenRows(state.name, state.row_keys, entries, offsets, has_places=has_places)
             self._check_places(self._forgotten)
         if self._settings.reports is not None:
             self._settings.reports.append(self._tried())
@@ -286,10 +287,10 @@ class Seeding:
         from pyspark.sql.types import BooleanType, StructField, StructType
 
         job, places = self._state.job, (self._settings.positions or ()) if forgotten.needs_places else ()
-        keys = [key.name for key in job.keys]
+        keys = [key.name for key in self._state.row_keys]
         rows = frame.select(*map(column_of, dict.fromkeys([*keys, *places, *job.columns])))
         shape = StructType([StructField(field.name, field.dataType) for field in rows.schema])
-        return rows.mapInArrow(_Marking(forgotten, job.keys, places), shape.add(_FORGOTTEN, BooleanType()))
+        return rows.mapInArrow(_Marking(forgotten, self._state.row_keys, places), shape.add(_FORGOTTEN, BooleanType()))
 
     def _grouping(self, rows: DataFrame, record: LedgerRecord) -> Grouping:
         """How lines of the stage are made: as a batch is grouped, with what is left out apart."""
@@ -369,8 +370,8 @@ class Seeding:
         if record.seed is not None and record.seed.done == 0 and self._forgotten is not None:
             self._copy_list(self._forgotten, record, attempt)
         result = self._state.attempt_staged(rows, staged, record, attempt)
-        done, keys, delta = result.rows, result.keys, result.keys_delta
-        self._requests.ask(lambda: ledgers.commit_bucket(0, attempt.txid, rows=done, keys=keys, keys_delta=delta))
+        done = {"rows": result.rows, "keys": result.keys, "keys_delta": result.keys_delta, "panes": result.panes}
+        self._requests.ask(lambda: ledgers.commit_bucket(0, attempt.txid, **done))
 
     def _copy_list(self, forgotten: ForgottenRows, record: LedgerRecord, attempt: Attempt) -> None:
         """Writes the list of the other version, whose rows this state never counts."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +15,7 @@ from mapstate.capabilities import Reports
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.opening import clock_txid
 from mapstate.protocol.refusals import other_column, ran_twice, unaccounted
+from mapstate.schema import KeyField
 from mapstate.spark.driver.apply import AttemptResult, Grouping, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
@@ -175,6 +176,11 @@ class StateDriver:
             rows_of=list(self.job.columns),
         )
         return task, grouping
+
+    @property
+    def row_keys(self) -> Sequence[KeyField]:
+        """The key columns that rows have before they are `keyed`."""
+        return self.job.keys
 
     @property
     def retracts(self) -> bool:
