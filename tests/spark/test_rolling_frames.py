@@ -202,7 +202,7 @@ def test_every_way_of_reading_gives_whole_batches_while_they_run(spark, url):
             rows = more(1000 + draw.randint(0, 4))
             state.attempt(*more(1000), only=KEYS[:3])  # it dies
             attempted = state.attempt(*rows)
-            after = [row for own in state.committed for row in own] + rows
+            after = [*state.rows, *rows]
             right.append([state.right(key, 1005, rows=after) for key in KEYS])
             state.commit(attempted)
             tried.acquire(timeout=60)  # batches are as far apart as reads of a DataFrame
