@@ -168,12 +168,13 @@ class RollingChain:
 
     def _batches_of(self, reader: Any) -> list[list[Row]]:
         """The rows of a state's batches. Where ledgers change one by one, it may be one ahead, which is taken back."""
-        last = reader.ledger().last_commit
+        ledger = reader.ledger()
+        last = ledger.last_commit
         due = 0 if last is None else last.batch_id + 1
         assert due in (self.due, self.due if self._joint else self.due + 1)
         batches = self._batches(due)
         if due > self.due:  # its file may have other rows since
-            batches[-1] = self._ahead.setdefault((reader.state, last.txid), batches[-1])
+            batches[-1] = self._ahead.setdefault((ledger.state, last.txid), batches[-1])
         return batches
 
     def _expected(self, windows: Any, batches: list[list[Row]]) -> tuple[int, list[Row], int | None, int | None]:
