@@ -318,10 +318,10 @@ class FiredWorld(World):
 
     def kept_of(self, units: Sequence[Timed], after: LedgerRecord) -> list[Timed]:
         assert after.windows is not None
-        windows, first = after.windows, after.windows.first_pane()
+        windows, first = after.windows, seeding.first_pane(after.windows)
         if self.mutant == "expires_by_first":
             return [row for row in units if self.fired.panes.next_end(row.time) > windows.purged]
-        return [row for row in units if first is None or row.time >= first]
+        return [row for row in units if row.time >= first]
 
     def wrong_stage(self, before: LedgerRecord, after: LedgerRecord) -> LedgerRecord:  # noqa: ARG002
         assert after.windows is not None

@@ -28,7 +28,7 @@ from mapstate.protocol.seed_refusals import without_list
 from mapstate.protocol.seeds import SeedRecord
 from mapstate.protocol.transitions import check_in_flight, check_session, dead_up_to
 from mapstate.protocol.ways_back import counts
-from mapstate.protocol.windows import PaneChange, WindowCommit
+from mapstate.protocol.windows import NEVER, PaneChange, WindowCommit, WindowsRecord
 
 
 def is_complete(ledger: LedgerRecord | None, owner: str) -> bool:
@@ -107,9 +107,19 @@ def with_windows(ledger: LedgerRecord, staged: WindowCommit | None) -> LedgerRec
     tiles are joined. What is loaded has no tiles and panes that the begin after batch 0 would take away.
     """
     windows, rolling = ledger.windows, ledger.rolling
-    return msgspec.structs.replace(
-        ledger, windows=windows and windows.seeded(staged), rolling=rolling and rolling.seeded(staged)
-    )
+    if windows is not None:
+        windows = msgspec.structs.replace(windows.emptied(), least=windows.least)
+        if staged is not None:
+            windows = windows.begun(staged)
+            windows = msgspec.structs.replace(windows, removed=windows.purged)  # nothing is behind that
+    return msgspec.structs.replace(ledger, windows=windows, rolling=rolling and rolling.seeded(staged))
+
+
+def first_pane(windows: WindowsRecord) -> int:
+    """Before which panes are over, in whatever order rows come; NEVER where nothing tells, as of sessions."""
+    panes = windows.definition.panes
+    is_known = windows.purged != NEVER and not windows.definition.sessions
+    return windows.purged - panes.length + panes.slide if is_known else NEVER
 
 
 def begin_bucket(ledger: LedgerRecord, session: str, nonce: str, *, at: str = "") -> tuple[LedgerRecord, Attempt]:

@@ -267,19 +267,6 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
         """After an operator's word that the watermark is there at least."""
         return msgspec.structs.replace(self, least=to)
 
-    def seeded(self, staged: WindowCommit | None) -> WindowsRecord:
-        """In a seed: purged as by the begin after it, with nothing behind that. None: before its rows are staged."""
-        before = msgspec.structs.replace(self.emptied(), least=self.least)
-        if staged is None:
-            return before
-        after = before.begun(staged)
-        return msgspec.structs.replace(after, removed=after.purged)
-
-    def first_pane(self) -> int | None:
-        """Before which panes are over, in whatever order rows come; None where nothing tells, as of sessions."""
-        panes = self.definition.panes
-        return None if self.purged == NEVER or self.definition.sessions else self.purged - panes.length + panes.slide
-
     def put_back(self, to: int) -> WindowsRecord:
         """After an operator has put the watermark back. What ends after ``removed`` is whole, and there again."""
         return msgspec.structs.replace(self, purged=min(self.purged, self.removed), least=min(self.least, to))

@@ -122,7 +122,7 @@ class AliasReader(StateReader):
         self._state, self._follow, self._due = state, follow, -inf
         self._alias = Alias(backend, state)
 
-    def of_version(self, ask: Callable[[StateReader], Any]) -> Any:
+    def of_version(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """See `StateReader.of_version`. ``follow=0`` looks behind its reads: the old version may be ahead by then."""
         while True:
             seen, began = self._alias.last, time.monotonic()
@@ -130,7 +130,7 @@ class AliasReader(StateReader):
                 self._alias.read()
                 self._due = began + self._follow
             try:
-                answer, problem = ask(self._seen()), None
+                answer, problem = method(self._seen(), *args, **kwargs), None
             except MapStateError as error:  # a name may be an alias alone
                 answer, problem = None, error
             if self._follow or self._due == inf or self._alias.read() == seen:

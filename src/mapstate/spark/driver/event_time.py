@@ -10,24 +10,21 @@ import logging
 import time
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from mapstate.batch_report import BatchReport
 from mapstate.errors import ConfigurationError
-from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord
+from mapstate.protocol.ledger_record import AlreadyCommitted, Commit, LedgerRecord
 from mapstate.protocol.windows import NEVER, Input, WindowCommit, latest_without_hole, watermark
 from mapstate.schema import span_text
-from mapstate.spark.driver.apply import AttemptResult, Grouping, apply_on_executors
+from mapstate.spark.driver.apply import AttemptResult, Grouping
 from mapstate.spark.driver.job import Branch, Windows
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.driver.window_rows import beside_of
 from mapstate.spark.executor.task import TaskReport
-from mapstate.spark.executor.window_task import TimedTask, WindowReport
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+from mapstate.spark.executor.window_task import WindowReport
 
 _log = logging.getLogger("mapstate")
 
@@ -55,10 +52,7 @@ class TimedState(StateDriver):
     """A state whose rows have times.
 
     ``near`` is the latest time, by the driver's clock, that moves the watermark; unused where times are a ``bigint``.
-    ``place`` is the column of grouped rows that is null where they are in no window.
     """
-
-    place = "key0"
 
     def __init__(self, branch: Branch) -> None:
         super().__init__(branch)
@@ -105,18 +99,6 @@ class TimedState(StateDriver):
             clock=self._now,
             jump=self._jump,
         )
-
-    def windows_of_stage(self, frame: DataFrame, staged: DataFrame, record: LedgerRecord) -> WindowCommit:
-        """See `StateDriver.windows_of_stage`: tasks note the times of the stage as those of a batch."""
-        attempt = Attempt(0, record.next_txid, record.view(), record.fence())
-        task, grouping = self.task(frame, record, attempt, is_seed=True)
-        if not isinstance(task, TimedTask):
-            raise TypeError("a state whose rows have times has tasks that note them")
-        task.place, task.only_notes = 0, True
-        names = [self.place, *beside_of(self.windows), *(["rows"] if grouping.partials is not None else [])]
-        result = apply_on_executors(staged.select(*names), task)
-        self.check(result, 0)
-        return self.window_commit(record, window_reports(result.reports))
 
     def _inputs(self, record: LedgerRecord, found: Sequence[WindowReport]) -> dict[str, Input]:
         """What is known of each input after the batch."""

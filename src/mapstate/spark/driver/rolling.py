@@ -15,7 +15,7 @@ import msgspec
 from mapstate.aggregators.tiles import TileFields
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, LedgerRecord, OpenRequest
 from mapstate.protocol.rolling import RollingRecord
-from mapstate.protocol.windows import LATEST, NEVER, WindowCommit
+from mapstate.protocol.windows import LATEST, WindowCommit
 from mapstate.schema import KeyOrder, time_text
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.event_time import TimedGrouping, TimedState, window_reports
@@ -55,8 +55,6 @@ class RollingGrouping(TimedGrouping):
 class RollingState(TimedState):
     """A state with rolling windows."""
 
-    place = TILE
-
     def __init__(self, branch: Branch) -> None:
         super().__init__(branch)
         self._record: RollingRecord | None = None
@@ -95,12 +93,6 @@ class RollingState(TimedState):
         result = super().attempt(sent, record, attempt)
         result.window_commit = self.window_commit(record, window_reports(result.reports))
         return result
-
-    def expired_in_stage(self, record: LedgerRecord) -> str | None:
-        """See `StateDriver.expired_in_stage`. A key that has no other rows gets no record."""
-        kept = record.rolling
-        first = NEVER if kept is None else kept.first_time()
-        return None if kept is None or first == NEVER else f"{TILE} < {kept.definition.units(first)}L"
 
     def window_commit(self, record: LedgerRecord, found: Sequence[WindowReport]) -> WindowCommit:
         """See `TimedState.window_commit`; then the times of rows that count, and the latest one."""

@@ -33,12 +33,13 @@ from mapstate.maps.serialized import writer_of
 from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, digest_of, now
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.seed_ledgers import SeedLedgers
-from mapstate.protocol.seeding import is_complete, with_windows
-from mapstate.protocol.windows import WindowCommit, WindowDefinition
+from mapstate.protocol.seeding import first_pane, is_complete, with_windows
+from mapstate.protocol.windows import NEVER, WindowCommit, WindowDefinition
 from mapstate.schema import KeyField
 from mapstate.spark.driver import repeats
 from mapstate.spark.driver.access import Access, configured, is_connect, java_class
-from mapstate.spark.driver.apply import Grouping
+from mapstate.spark.driver.apply import Grouping, apply_on_executors
+from mapstate.spark.driver.event_time import TimedState, window_reports
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import ONE_DRAW, through
 from mapstate.spark.driver.job import Follower, StreamPlan
@@ -47,8 +48,11 @@ from mapstate.spark.driver.offsets import PlannedBatches
 from mapstate.spark.driver.query_run import QueryRun, has_ended
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.state import StateDriver
+from mapstate.spark.driver.window_rows import TILE, beside_of
+from mapstate.spark.driver.windows import WindowedState
 from mapstate.spark.executor.error_text import each_with_errors_as_text, mapstate_error
 from mapstate.spark.executor.task import columns_to_python
+from mapstate.spark.executor.window_task import TimedTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -216,7 +220,7 @@ class Seeding:
         offsets, entries = planned.offsets(self._access, owner, None), self._settings.entries
         if entries:
             has_places = self._settings.positions is not None
-            self._forgotten = ForgottenRows(state.name, state.row_keys, entries, offsets, has_places=has_places)
+            self._forgotten = ForgottenRows(state.name, _row_keys(state), entries, offsets, has_places=has_places)
             self._check_places(self._forgotten)
         if self._settings.reports is not None:
             self._settings.reports.append(self._tried())
@@ -287,10 +291,10 @@ class Seeding:
         from pyspark.sql.types import BooleanType, StructField, StructType
 
         job, places = self._state.job, (self._settings.positions or ()) if forgotten.needs_places else ()
-        keys = [key.name for key in self._state.row_keys]
-        rows = frame.select(*map(column_of, dict.fromkeys([*keys, *places, *job.columns])))
+        keys = _row_keys(self._state)
+        rows = frame.select(*map(column_of, dict.fromkeys([*(key.name for key in keys), *places, *job.columns])))
         shape = StructType([StructField(field.name, field.dataType) for field in rows.schema])
-        return rows.mapInArrow(_Marking(forgotten, self._state.row_keys, places), shape.add(_FORGOTTEN, BooleanType()))
+        return rows.mapInArrow(_Marking(forgotten, keys, places), shape.add(_FORGOTTEN, BooleanType()))
 
     def _grouping(self, rows: DataFrame, record: LedgerRecord) -> Grouping:
         """How lines of the stage are made: as a batch is grouped, with what is left out apart."""
@@ -341,9 +345,9 @@ class Seeding:
         if self._forgotten is not None:
             ((forgotten,),) = read.where(_FORGOTTEN).agg(F.sum(counted)).collect()
             read = read.where(f"not {_FORGOTTEN}")
-        windows = self._state.windows_of_stage(rows, read, record)
+        windows = _windows_of(read, self._state, rows, record)
         ((lines, count),) = read.agg(F.count(F.lit(1)), F.sum(counted)).collect()
-        if (expired := self._state.expired_in_stage(with_windows(record, windows))) is not None and windows is not None:
+        if (expired := _expired(with_windows(record, windows))) is not None and windows is not None:
             ((over,),) = read.where(expired).agg(F.sum(counted)).collect()
             windows, count = msgspec.structs.replace(windows, expired=over or 0), count - (over or 0)
         buckets = max(1, min(wanted or -(-lines // MOST_IN_BUCKET), len(files)))
@@ -365,7 +369,7 @@ class Seeding:
         staged = session.read.schema(schema).parquet(*files) if files else session.createDataFrame([], schema)
         if self._forgotten is not None:
             staged = staged.where(f"not {_FORGOTTEN}").drop(_FORGOTTEN)
-        if (expired := self._state.expired_in_stage(record)) is not None:
+        if (expired := _expired(record)) is not None:
             staged = staged.where(f"not coalesce({expired}, false)")
         if record.seed is not None and record.seed.done == 0 and self._forgotten is not None:
             self._copy_list(self._forgotten, record, attempt)
@@ -410,6 +414,44 @@ class Seeding:
             delete(self._df, self._root)
         except Exception as error:  # noqa: BLE001  the seed counts, whatever a file system says
             _log.warning("the stage in %s is not deleted, and not needed any more: %s", self._root, error)
+
+
+def _row_keys(state: StateDriver) -> Sequence[KeyField]:
+    """The key columns that rows have before they are `StateDriver.keyed`."""
+    return state.job.keys[1:] if isinstance(state, WindowedState) else state.job.keys
+
+
+def _windows_of(staged: DataFrame, state: StateDriver, rows: DataFrame, record: LedgerRecord) -> WindowCommit | None:
+    """What the commit of the seed says of times: tasks note those of the stage as those of a batch."""
+    if not isinstance(state, TimedState):
+        return None
+    task, grouping = state.task(rows, record, Attempt(0, record.next_txid, record.view(), record.fence()), is_seed=True)
+    if not isinstance(task, TimedTask):
+        raise TypeError("a state whose rows have times has tasks that note them")
+    task.place, task.only_notes = 0, True
+    names = [_place(record), *beside_of(state.windows), *(["rows"] if grouping.partials is not None else [])]
+    result = apply_on_executors(staged.select(*names), task)
+    state.check(result, 0)
+    return state.window_commit(record, window_reports(result.reports))
+
+
+def _place(record: LedgerRecord) -> str:
+    """The column of grouped rows that is null where they are in no window."""
+    return "key0" if record.rolling is None else TILE
+
+
+def _expired(record: LedgerRecord) -> str | None:
+    """Which staged rows are in no window any more; None where all of them count. A key without others gets no record.
+
+    Panes of sessions are purged later, as of each batch.
+    """
+    windows, rolling, first, place = record.windows, record.rolling, NEVER, _place(record)
+    if windows is not None:
+        first = first_pane(windows)
+        place = place if record.time_type == "bigint" else f"unix_micros({place})"
+    elif rolling is not None and rolling.first_time() != NEVER:
+        first = rolling.definition.units(rolling.first_time())
+    return None if first == NEVER else f"{place} < {first}L"
 
 
 class _Marking:

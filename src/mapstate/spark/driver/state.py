@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,7 +15,6 @@ from mapstate.capabilities import Reports
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.opening import clock_txid
 from mapstate.protocol.refusals import other_column, ran_twice, unaccounted
-from mapstate.schema import KeyField
 from mapstate.spark.driver.apply import AttemptResult, Grouping, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
@@ -24,8 +23,6 @@ from mapstate.spark.executor.task import BatchTask
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-    from mapstate.protocol.windows import WindowCommit
 
 _log = logging.getLogger("mapstate")
 
@@ -85,14 +82,6 @@ class StateDriver:
 
     def set_batch(self, record: LedgerRecord, done: AlreadyCommitted | None = None) -> None:
         """The present batch has begun, or it is ``done`` already. For states with windows, which say what is late."""
-
-    def windows_of_stage(self, frame: DataFrame, staged: DataFrame, record: LedgerRecord) -> WindowCommit | None:  # noqa: ARG002
-        """What the commit of a seed says of times, by its ``staged`` rows. For states with windows."""
-        return None
-
-    def expired_in_stage(self, record: LedgerRecord) -> str | None:  # noqa: ARG002
-        """Which staged rows are in no window any more; None where all of them count. For states with windows."""
-        return None
 
     def emit_fired(self, frame: DataFrame, record: LedgerRecord, done: Commit | None, batch_id: int) -> None:
         """Calls what gets the windows that a commit has fired. For states with windows."""
@@ -176,11 +165,6 @@ class StateDriver:
             rows_of=list(self.job.columns),
         )
         return task, grouping
-
-    @property
-    def row_keys(self) -> Sequence[KeyField]:
-        """The key columns that rows have before they are `keyed`."""
-        return self.job.keys
 
     @property
     def retracts(self) -> bool:

@@ -27,7 +27,6 @@ from mapstate.protocol.windows import (
     WindowCommit,
     fired_panes,
 )
-from mapstate.schema import KeyField
 from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.event_time import TimedState, window_reports
@@ -44,6 +43,7 @@ from mapstate.spark.executor.window_task import (
     PurgeTask,
     ReadAndJoin,
     Reads,
+    WindowReport,
     WindowTask,
 )
 
@@ -102,23 +102,13 @@ class WindowedState(TimedState):
             raise
         return result
 
-    @property
-    def row_keys(self) -> Sequence[KeyField]:
-        return self.job.keys[1:]
-
     def attempt_staged(
         self, frame: DataFrame, staged: DataFrame, record: LedgerRecord, attempt: Attempt
     ) -> AttemptResult:
         """See `StateDriver.attempt_staged`. Nothing is due: what is over is not loaded."""
         result = super().attempt_staged(frame, staged, record, attempt)
-        result.panes = self._changed(result.reports, record, attempt, None)
+        result.panes = self._changed(result.reports, window_reports(result.reports), record, attempt)
         return result
-
-    def expired_in_stage(self, record: LedgerRecord) -> str | None:
-        """See `StateDriver.expired_in_stage`. Those of sessions are purged later, as of each batch."""
-        first = windows_of_ledger(record).first_pane()
-        pane = self.place if self.windows.type == "bigint" else f"unix_micros({self.place})"
-        return None if first is None else f"{pane} < {first}L"
 
     def emit_fired(self, frame: DataFrame, record: LedgerRecord, done: Commit | None, batch_id: int) -> None:
         """Calls what gets fired windows: a state that follows for every batch, a function where a window has fired.
@@ -137,11 +127,17 @@ class WindowedState(TimedState):
         self, reports: Sequence[TaskReport], record: LedgerRecord, attempt: Attempt, frame: DataFrame
     ) -> tuple[WindowCommit, PaneChange]:
         """What the commit says of windows, and what the attempt did to panes. Purges what is due."""
-        commit = self.window_commit(record, window_reports(reports))
-        return commit, self._changed(reports, record, attempt, frame)
+        found = window_reports(reports)
+        commit = self.window_commit(record, found)
+        return commit, self._changed(reports, found, record, attempt, frame)
 
     def _changed(
-        self, reports: Sequence[TaskReport], record: LedgerRecord, attempt: Attempt, frame: DataFrame | None
+        self,
+        reports: Sequence[TaskReport],
+        found: Sequence[WindowReport],
+        record: LedgerRecord,
+        attempt: Attempt,
+        frame: DataFrame | None = None,
     ) -> PaneChange:
         """What the attempt did to panes. With a ``frame``, whose session runs jobs, it purges what is due."""
         task = PurgeTask(self.job.spec, record, attempt.token, attempt.view, attempt.txid)
@@ -149,7 +145,7 @@ class WindowedState(TimedState):
             panes = PanePages(record.state, windows_of_ledger(record), reads.index)
             most = _MOST_PURGED + sum(report.keys for report in reports)
             purged = [] if frame is None else self._purge(task, panes, reads, frame, most)
-            written = {pane for report in window_reports(reports) for pane in report.panes}
+            written = {pane for report in found for pane in report.panes}
             width = max((report.partition + 1 for report in reports if report.keys), default=0)
             change, pages = panes.changed(PaneChange(written, purged, width))
         if pages:

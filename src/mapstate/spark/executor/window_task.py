@@ -86,15 +86,6 @@ class TimedTask(BatchTask):
         self.beside = beside
         self.hole = hole
         self.place = place
-        self.only_notes = False  # the times, and writes nothing
-
-    def _apply(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
-        if not self.only_notes:
-            yield from super()._apply(batches, report)
-            return
-        for _ in self.counted(batches, report):
-            pass
-        report.rows_done = report.rows_in
 
     def counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
         """The groups that lie in windows, without the columns beside."""
