@@ -70,7 +70,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Files that take minutes come first: at the end of a run no process waits for one of them.
     """
-    items.sort(key=lambda item: item.path.parent.name not in ("chaos", "spark"))
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path.parent.name not in ("chaos", "spark"), item.path not in slow))
     for item in items:
         fixtures = SERVERS.intersection(getattr(item, "fixturenames", ()))
         if fixtures or any(map(item.get_closest_marker, ("aerospike", "local_cluster", "redis", "spark"))):

@@ -37,7 +37,7 @@ def test_what_is_committed_stays_and_nothing_else_counts_whenever_the_driver_die
     urls = {"redis": redis_url, "sqlite": f"sqlite:///{tmp_path}/state.db"}
     stores = rounds(["sqlite" if on_driver else "redis"], [*urls])
     kills = rounds(*KILLS[kind, on_driver])
-    files = 2 * kills + 20
+    files = 2 * kills + rounds(6, 20)
     chains = {
         store: Chain(tmp_path / store, urls[store], kind=kind, seed=seed + at, files=files, on_driver=on_driver)
         for at, store in enumerate(stores)

@@ -291,6 +291,7 @@ def test_the_page_is_used_below_a_path_of_another_application_with_a_token(brows
 
 
 @pytest.mark.redis
+@pytest.mark.full
 def test_of_a_thousand_states_one_is_found_and_its_details_are_in_view(browser, redis_url, tmp_path):
     for number in range(1000):
         made_of_one_batch(redis_url, f"state-{number:04d}", (KeyField("k", "string"),), (N,), {"a": number})
@@ -402,7 +403,9 @@ def test_a_looked_up_value_follows_the_commits(browser, tmp_path):
             assert json.loads(text(browser, "#value").partition("\nas of")[0]) == {"n": 10 * number}
 
 
-@pytest.mark.parametrize("damaged", ["%", "%E0%A4%A", "..", "not-there"])
+@pytest.mark.parametrize(
+    "damaged", ["%E0%A4%A", "not-there", *(pytest.param(name, marks=pytest.mark.full) for name in ("%", ".."))]
+)
 def test_a_damaged_name_in_the_address_leaves_the_page_alive(browser, tmp_path, damaged):
     url = f"sqlite:///{tmp_path}/s.db"
     Job(url).batch(a=1)

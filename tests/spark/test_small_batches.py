@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import fast_start
 import pytest
 from every_store import AEROSPIKE, REDIS
 from py4j.clientserver import ClientServerConnection
@@ -132,6 +133,8 @@ def test_an_attempt_on_the_driver_that_fails_is_made_again(spark, small, tmp_pat
 
 def test_a_small_batch_of_a_file_asks_the_jvm_54_times(spark, visits: Visits, tmp_path, monkeypatch):
     """Each is a message and its answer. A batch of a few rows waits for them as long as for its rows."""
+    for kind, ask in fast_start.ASK.items():
+        monkeypatch.setattr(kind, "__getattr__", ask)
     asked, asks, runs = list[int](), list[Any](), BatchDriver.run
     send = ClientServerConnection.send_command
 
