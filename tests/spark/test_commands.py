@@ -106,4 +106,4 @@ def test_an_error_of_a_batch_ends_the_command_with_its_message(spark, visits, tm
         )
     assert ended.value.code == 2
     said = capsys.readouterr().err
-    assert said.startswith("ValueOverflowError: Sum(bytes)")
+    assert said.startswith("ValueOverflowError: state 'visits', key 'u1': Sum(bytes)")
