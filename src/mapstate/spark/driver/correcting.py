@@ -238,15 +238,14 @@ def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Se
     if any(frame.isStreaming for frame in given):
         raise UsageError("correct takes rows that are there, and no stream: read them with spark.read.")
     spec = branch.job.spec
-    whys = [why for state, why in why_not_alone(plan) if state == spec.state]
-    if branch not in plan.branches:
-        whys.append("it follows another state")
+    whys = [] if branch in plan.branches else ["it follows another state"]
     if branch.downstream or branch.fired:
         whys.append("functions get its new values, and would lack those of the correction")
     if branch.job.windows is not None:
         whys.append("it has windows")
     if spec.type == "transactional":
         whys.append("it is transactional, and only opaque records keep the value before")
+    whys += [why for state, why in why_not_alone(plan) if state == spec.state]
     if whys:
         raise ConfigurationError(
             f"state {spec.state!r} cannot be corrected: {whys[0]}. Nothing was written. Build it anew beside this one, "
