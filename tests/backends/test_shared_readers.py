@@ -335,9 +335,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {  # of those of a reader's methods that
 
 def methods_of(reader):
     """What a reader can be asked; what needs no keys and what takes a cursor, too."""
-    names = [
-        name for name in dir(reader) if not name.startswith("_") and name not in ("close", "current", "is_thread_safe")
-    ]
+    names = [name for name in dir(reader) if not name.startswith("_") and name not in ("close", "is_thread_safe")]
     assert set(ARGUMENTS) & set(dir(reader)) <= set(names)
     assert len(names) > 12
     return [(name, partial(getattr(reader, name), *ARGUMENTS.get(name, ()))) for name in names] + [

@@ -123,7 +123,7 @@ class InPlace(CombinerAggregator):
     """Changes its argument, which it must not; other states copy what they hold first, too."""
 
     def init(self, row):
-        return {"sum": row["n"]}
+        return {"sum": row["n"] or 0}
 
     def combine(self, a, b):
         a["sum"] += b["sum"]
@@ -138,6 +138,6 @@ def test_a_combiner_that_changes_its_argument_changes_no_window():
     for row in ROWS:
         folding[0].add(row)
     (value,) = fields.combine_all([None], [fields.finish(folding)])
-    numbers = [row["n"] for row in ROWS]
+    numbers = [row["n"] or 0 for row in ROWS]
     sums = [{"sum": sum(numbers[max(0, end - 4) : end])} for end in range(1, len(ROWS) + 1)]
     assert [held for _, held in value[2]] == sums

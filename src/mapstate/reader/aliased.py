@@ -122,8 +122,8 @@ class AliasReader(StateReader):
         self._state, self._follow, self._due = state, follow, -inf
         self._alias = Alias(backend, state)
 
-    def of_version(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """See `StateReader.of_version`. ``follow=0`` looks behind its reads: the old version may be ahead by then."""
+    def _of_version(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """The answer of one version. ``follow=0`` looks behind its reads: the old version may be ahead by then."""
         while True:
             seen, began = self._alias.last, time.monotonic()
             if self._follow and began >= self._due:
@@ -155,10 +155,10 @@ class AliasReader(StateReader):
             reader.close()
 
 
-def _of_current(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+def _of_current(method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: AliasReader, *args: Any, **kwargs: Any) -> Any:
-        return self.of_version(lambda reader: getattr(reader, name)(*args, **kwargs))
+        return self._of_version(method, *args, **kwargs)
 
     return call
 
@@ -166,4 +166,4 @@ def _of_current(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
 for _name, _method in [*vars(StateReader).items()]:
     is_public = not _name.startswith("_") or _name == "__arrow_c_stream__"
     if isinstance(_method, FunctionType) and is_public and _name not in vars(AliasReader):
-        setattr(AliasReader, _name, _of_current(_name, _method))
+        setattr(AliasReader, _name, _of_current(_method))

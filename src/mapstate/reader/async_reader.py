@@ -200,7 +200,7 @@ class AsyncStateReader:
         reader, calls = self._reader, self._calls
         if reader is None or calls is None or self._loop is not asyncio.get_running_loop():
             raise not_open(self._state)
-        return await calls.run(partial(reader.of_version, method, *args, **kwargs))
+        return await calls.run(partial(getattr(reader, method.__name__), *args, **kwargs))
 
     async def _run(self, function: Callable[[], T]) -> T:  # what has begun in a version goes on in it
         if self._reader is None or self._calls is None or self._loop is not asyncio.get_running_loop():

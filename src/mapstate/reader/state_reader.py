@@ -73,10 +73,6 @@ class StateReader:
             backend.open(state), state, consistency, aggregators, before=before, as_of=as_of, max_age=max_age
         )
 
-    def of_version(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What is asked of the reader of one version: another one where the state is read by an alias."""
-        return method(self, *args, **kwargs)
-
     def ledger(self) -> LedgerRecord:
         """The current ledger: owner, last and previous commit, the attempt in flight."""
         return self._reads.ledger()
