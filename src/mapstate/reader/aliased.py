@@ -8,6 +8,7 @@ from contextlib import closing, nullcontext
 from datetime import timedelta
 from functools import partial, wraps
 from math import inf
+from operator import methodcaller
 from threading import Lock
 from types import FunctionType
 from typing import Any
@@ -122,7 +123,7 @@ class AliasReader(StateReader):
         self._state, self._follow, self._due = state, follow, -inf
         self._alias = Alias(backend, state)
 
-    def _of_version(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _of_version(self, ask: Callable[[StateReader], Any]) -> Any:
         """The answer of one version. ``follow=0`` looks behind its reads: the old version may be ahead by then."""
         while True:
             seen, began = self._alias.last, time.monotonic()
@@ -130,7 +131,7 @@ class AliasReader(StateReader):
                 self._alias.read()
                 self._due = began + self._follow
             try:
-                answer, problem = method(self._seen(), *args, **kwargs), None
+                answer, problem = ask(self._seen()), None
             except MapStateError as error:  # a name may be an alias alone
                 answer, problem = None, error
             if self._follow or self._due == inf or self._alias.read() == seen:
@@ -155,10 +156,10 @@ class AliasReader(StateReader):
             reader.close()
 
 
-def _of_current(method: Callable[..., Any]) -> Callable[..., Any]:
+def _of_current(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(method)
     def call(self: AliasReader, *args: Any, **kwargs: Any) -> Any:
-        return self._of_version(method, *args, **kwargs)
+        return self._of_version(methodcaller(name, *args, **kwargs))
 
     return call
 
@@ -166,4 +167,4 @@ def _of_current(method: Callable[..., Any]) -> Callable[..., Any]:
 for _name, _method in [*vars(StateReader).items()]:
     is_public = not _name.startswith("_") or _name == "__arrow_c_stream__"
     if isinstance(_method, FunctionType) and is_public and _name not in vars(AliasReader):
-        setattr(AliasReader, _name, _of_current(_method))
+        setattr(AliasReader, _name, _of_current(_name, _method))
