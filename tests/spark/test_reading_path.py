@@ -77,7 +77,7 @@ def test_no_way_gets_longer(paths):
     assert ways.keys() == MOST[store].keys()
     for way, (files, hundreds, entries) in MOST[store].items():
         path = ways[way]
-        assert len(path) <= files, (way, [file.name for file in path])
+        assert len(path) <= files, f"{way}: {' '.join(file.name for file in path)}"
         assert sum(file.lines for file in path) <= hundreds * 100, (way, [(file.lines, file.name) for file in path])
         assert sum(file.entries for file in path) <= entries, (way, [(file.entries, file.name) for file in path])
 
