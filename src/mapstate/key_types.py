@@ -16,7 +16,7 @@ from mapstate.schema import KeyField
 _DECIMAL = re.compile(r"decimal\(\d{1,2},(\d{1,2})\)")
 _UTC = dt.UTC
 _EXACT = Context(prec=80)
-_FLOAT = struct.Struct("f")
+_FLOAT = struct.Struct("<f")  # which, unlike that of the machine, raises for what would be infinite
 _ESCAPES = {"\\": "\\\\", "|": "\\|", "\0": "\\0", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _UNESCAPES = {text[1]: char for char, text in _ESCAPES.items()}
 SPECIAL = re.compile(r"[\\|\x00-\x1f\x7f-\x9f]")
@@ -39,7 +39,7 @@ def _integers(column: Sequence[Any]) -> list[str]:
 
 def _native_integers(column: Sequence[Any]) -> list[int]:
     for value in column:
-        if not -(1 << 63) <= _exactly(int, value) < 1 << 63:
+        if not -(1 << 63) <= exactly(int, value) < 1 << 63:
             raise ValueError(f"{shown(value)} has more than 64 bits")
     return list(column)
 
@@ -49,7 +49,7 @@ def _no_text(text: str) -> Any:
 
 
 def _booleans(column: Sequence[Any]) -> list[str]:
-    return [_BOOLEANS[_exactly(bool, value)] for value in column]
+    return [_BOOLEANS[exactly(bool, value)] for value in column]
 
 
 _BOOLEANS = {True: "true", False: "false"}
@@ -60,15 +60,13 @@ def _boolean(text: str) -> bool:
 
 
 def _floats(column: Sequence[Any]) -> list[str]:
-    """Round to 32 bits first, because a caller may give more."""
-    numbers = [float(_exactly((float, int), value)) for value in column]
-    return _doubles([number if math.isinf(number) else _FLOAT.unpack(_FLOAT.pack(number))[0] for number in numbers])
+    return _doubles([single(float(exactly((float, int), value))) for value in column])
 
 
 def _doubles(column: Sequence[Any]) -> list[str]:
     out = []
     for value in column:
-        number = float(_exactly((float, int), value))
+        number = float(exactly((float, int), value))
         if math.isnan(number):
             out.append("NaN")
         elif math.isinf(number):
@@ -84,7 +82,7 @@ def _decimals(column: Sequence[Any]) -> list[str]:
         if type(value) is int:
             out.append(str(value))
             continue
-        if not _exactly(Decimal, value).is_finite():
+        if not exactly(Decimal, value).is_finite():
             raise ValueError(f"{shown(value)} is no number")
         text = format(value, "f")
         if "." in text:
@@ -94,7 +92,7 @@ def _decimals(column: Sequence[Any]) -> list[str]:
 
 
 def _dates(column: Sequence[Any]) -> list[str]:
-    return [_exactly(dt.date, value).isoformat() for value in column]
+    return [exactly(dt.date, value).isoformat() for value in column]
 
 
 def _timestamps(column: Sequence[Any]) -> list[str]:
@@ -102,9 +100,7 @@ def _timestamps(column: Sequence[Any]) -> list[str]:
     for value in column:
         if id(value) in texts:
             continue
-        if _exactly(dt.datetime, value).tzinfo is None:
-            raise TypeError(f"{shown(value)} has no time zone, and a timestamp is an instant")
-        texts[id(value)] = value.astimezone(_UTC).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
+        texts[id(value)] = instant(value).replace(tzinfo=None).isoformat(timespec="microseconds") + "Z"
     return [texts[id(value)] for value in column]
 
 
@@ -115,28 +111,42 @@ def _timestamp(text: str) -> dt.datetime:
 
 
 def _local_timestamps(column: Sequence[Any]) -> list[str]:
-    out = []
-    for value in column:
-        if _exactly(dt.datetime, value).tzinfo is not None:
-            raise TypeError(f"{shown(value)} has a time zone, and a timestamp_ntz has none")
-        out.append(value.isoformat(timespec="microseconds"))
-    return out
+    return [local_time(value).isoformat(timespec="microseconds") for value in column]
 
 
 def _binaries(column: Sequence[Any]) -> list[str]:
-    return [bytes(_exactly((bytes, bytearray), value)).hex() or "\\E" for value in column]
+    return [bytes(exactly((bytes, bytearray), value)).hex() or "\\E" for value in column]
 
 
 def _binary(text: str) -> bytes:
     return b"" if text == "\\E" else bytes.fromhex(text)
 
 
-def _exactly(kind: type | tuple[type, ...], value: Any) -> Any:
+def exactly(kind: type | tuple[type, ...], value: Any) -> Any:
     """Return ``value`` if it has exactly this type: a bool is no int here, and a datetime no date."""
     kinds = kind if isinstance(kind, tuple) else (kind,)
     if type(value) not in kinds:
         raise TypeError(f"{shown(value)} is a {type(value).__name__}")
     return value
+
+
+def single(value: Any) -> float:
+    """The float of 32 bits that is nearest. Raises OverflowError if that is infinite."""
+    return _FLOAT.unpack(_FLOAT.pack(exactly(float, value)))[0]  # type: ignore[no-any-return]
+
+
+def instant(value: Any) -> dt.datetime:
+    """A time with a zone, in UTC. Raises OverflowError outside of the years 1 to 9999 there."""
+    if exactly(dt.datetime, value).utcoffset() is None:
+        raise TypeError(f"{shown(value)} has no time zone, and a timestamp is an instant")
+    return value.astimezone(_UTC)  # type: ignore[no-any-return]
+
+
+def local_time(value: Any) -> dt.datetime:
+    """A time without a zone."""
+    if exactly(dt.datetime, value).tzinfo is not None:
+        raise TypeError(f"{shown(value)} has a time zone, and a timestamp_ntz has none")
+    return value  # type: ignore[no-any-return]
 
 
 INTEGER = KeyType(_integers, int)

@@ -288,3 +288,10 @@ def test_a_float_column_is_keyed_as_spark_holds_it_in_32_bits(value):
     assume(abs(value) < 3.4e38)
     widened = struct.unpack("f", struct.pack("f", value))[0]
     assert codec("float").encode(value) == codec("float").encode(widened)
+
+
+@pytest.mark.parametrize("value", [1e300, -3.5e38])
+def test_a_number_that_a_float_column_does_not_hold_is_not_the_key_of_infinity(value):
+    with pytest.raises(KeyEncodingError, match="not a float"):
+        codec("float").encode(value)
+    assert codec("float").encode(math.inf) == "Infinity"

@@ -8,6 +8,7 @@ import math
 from decimal import Decimal
 
 import msgspec
+import pyarrow as pa
 import pytest
 from aerospike_stand_in import stored
 from hypothesis import example, given, settings
@@ -23,6 +24,7 @@ from mapstate.errors import (
     UnsupportedTypeError,
 )
 from mapstate.protocol.records import OpaqueValue, TransactionalValue
+from mapstate.reader.tables import arrow_type
 from mapstate.schema import Field
 from mapstate.serializers import JsonSerializer, MessagePackSerializer, RecordCodec, serializer
 
@@ -450,6 +452,22 @@ class Says(CombinerAggregator):
         ("struct<a:bigint,b:string>", (1,)),
         ("struct<a:bigint,b:string>", (1, 2)),
         ("struct<a:bigint,b:string>", 1),
+        ("int", 1 << 31),
+        ("int", 1 << 40),
+        ("smallint", -(1 << 15) - 1),
+        ("tinyint", 300),
+        ("float", 1e300),
+        ("float", -3.5e38),
+        ("float", 1),
+        ("decimal(5,2)", Decimal("1.234")),
+        ("decimal(5,2)", Decimal(1000)),
+        ("decimal(5,2)", Decimal("1E+400")),
+        ("decimal(5,2)", Decimal("Infinity")),
+        ("decimal(5,2)", Decimal("sNaN")),
+        ("timestamp", dt.datetime(9999, 12, 31, 23, tzinfo=dt.timezone(dt.timedelta(hours=-5)))),
+        ("timestamp", dt.datetime(1, 1, 1, tzinfo=dt.timezone(dt.timedelta(hours=5)))),
+        ("struct<a:int>", (None,)),
+        ("struct<a:bigint,b:array<smallint>>", (1, [1 << 15])),
     ],
     ids=repr,
 )
@@ -468,6 +486,50 @@ def test_an_own_value_of_another_type_than_it_says_is_refused_before_the_write(n
             stored.dumps([OpaqueValue(1, new, None) for new in at_work.combine_all([None], [at_work.finish(foldings)])])
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "held"),
+    [
+        ("float", 0.1, 0.10000000149011612),
+        ("float", 1e-60, 0.0),
+        ("float", math.inf, math.inf),
+        ("decimal(5,2)", Decimal("1.5"), Decimal("1.50")),
+        ("decimal(5,2)", Decimal("1.5000"), Decimal("1.50")),
+        ("decimal(5,2)", Decimal("-0"), Decimal("0.00")),
+        ("decimal(38,0)", Decimal("1E+30"), Decimal(10**30)),
+        ("decimal(38,38)", Decimal("0.5"), Decimal("0.5" + "0" * 37)),
+        ("int", -(1 << 31), -(1 << 31)),
+        ("tinyint", 127, 127),
+        (
+            "timestamp",
+            dt.datetime(2026, 1, 1, 12, tzinfo=dt.timezone(dt.timedelta(hours=1, seconds=20))),
+            dt.datetime(2026, 1, 1, 10, 59, 40, tzinfo=dt.UTC),
+        ),
+        ("struct<a:float,b:decimal(5,2)>", (0.1, Decimal(1)), (0.10000000149011612, Decimal("1.00"))),
+        ("struct<a:int,b:array<float>>", (None, [0.1, None]), (None, [0.10000000149011612, None])),
+        ("any", 0.1, 0.1),
+    ],
+    ids=repr,
+)
+def test_an_own_value_looks_the_same_wherever_it_leaves(name, value, held):
+    for others in ({}, {"n": Count()}):
+        aggregators = {"own": Says(name, value)} | others
+        schema = [Field(field, one.describe(), one.bind({})) for field, one in aggregators.items()]
+        at_work = Fields(schema, aggregators)
+        foldings = at_work.start()
+        for folding in foldings:
+            folding.add({})
+        [new] = at_work.combine_all([None], [at_work.finish(foldings)])
+        assert repr(at_work.split(new)[0]) == repr(held)
+        for form in FORMATS:
+            stored = RecordCodec(serializer(form), "visits", "opaque", schema, [(0, len(schema))])
+            [back] = stored.loads(["k"], stored.dumps([OpaqueValue(1, new, None)]))
+            assert repr(back[1]) == repr(new)
+    if name != "any" and "struct" not in name:
+        [in_table] = pa.array([held], arrow_type(pa, name)).to_pylist()
+        assert in_table == held
+        assert str(in_table) == str(held)
+
+
 def test_a_refused_value_names_its_state():
     with pytest.raises(SerializationError) as caught:
         codec("json", "opaque", ["any"]).dumps([OpaqueValue(1, {1, 2}, None)])
@@ -484,7 +546,9 @@ def test_serializers_are_found_by_name():
         serializer("pickle")
 
 
-@pytest.mark.parametrize("name", ["array<int>", "struct<a:array<array<int>>>", "struct<a:map<int,int>>", "variant", ""])
+@pytest.mark.parametrize(
+    "name", ["array<int>", "decimal(5)", "struct<a:array<array<int>>>", "struct<a:map<int,int>>", "variant", ""]
+)
 def test_a_type_that_cannot_be_stored_is_refused(name):
     with pytest.raises(UnsupportedTypeError):
         codec("json", "opaque", [name])

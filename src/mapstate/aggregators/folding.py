@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import datetime as dt
-from collections.abc import Sequence
-from decimal import Decimal
+from collections.abc import Callable, Sequence
+from decimal import Context, Decimal, Inexact, InvalidOperation
+from functools import cache, partial
 from typing import Any
 
 from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, NativeCombiner, Row
 from mapstate.aggregators.sums import MAX_LONG, MIN_LONG, Count, Sum, overflow
 from mapstate.errors import AggregatorError, MapStateError, SerializationError, cut, shown
+from mapstate.key_types import exactly, instant, local_time, single
 from mapstate.serializers.value_types import item_type, struct_parts
 
 
@@ -80,45 +82,71 @@ def called(who: Aggregator, method: Any, *args: Any) -> Any:
         ) from error
 
 
-_EXACT_TYPES: dict[str, type] = {
-    "double": float,
-    "float": float,
-    "string": str,
-    "boolean": bool,
-    "date": dt.date,
-    "binary": bytes,
+_FORMS: dict[str, Callable[[Any], Any]] = {
+    "double": partial(exactly, float),
+    "string": partial(exactly, str),
+    "boolean": partial(exactly, bool),
+    "date": partial(exactly, dt.date),
+    "binary": partial(exactly, bytes),
+    "float": single,
+    "timestamp": instant,
+    "timestamp_ntz": local_time,
+    "any": lambda value: value,
 }
+_BITS = {"bigint": 64, "int": 32, "smallint": 16, "tinyint": 8}
 
 
 def check_type(value: Any, name: str, who: Any) -> Any:
-    """Return the value if it has the type that a user's aggregator declares. Raises SerializationError."""
-    if value is None or name == "any" or _is_of(value, name):
-        return value
-    raise SerializationError(
-        f"{who} says that it accumulates {name}, and came to {shown(value)} ({type(value).__name__}): stored so, it "
-        "could not be read again",
-        type=name,
-    )
+    """The value of a user's aggregator as its type holds it, the same wherever it leaves. Raises SerializationError.
+
+    A float of 32 bits is rounded, a decimal gets its scale, and a timestamp is in UTC.
+    """
+    try:
+        return None if value is None else _form(name)(value)
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise SerializationError(
+            f"{who} says that it accumulates {name}, and came to {shown(value)} ({type(value).__name__}): stored so, "
+            "it could not be read again as it was",
+            type=name,
+        ) from error
 
 
-def _is_of(value: Any, name: str) -> bool:
+@cache
+def _form(name: str) -> Callable[[Any], Any]:
+    """What makes a value the one that its type holds. It raises for a value that the type does not hold."""
     if name.startswith("struct<"):
-        parts = struct_parts(name)
-        return (
-            type(value) is tuple
-            and len(value) == len(parts)
-            and all(item is None or _is_of(item, part) for item, part in zip(value, parts, strict=True))
-        )
+        parts = [_form(part) for part in struct_parts(name)]
+        return lambda value: _struct(parts, value)
     if name.startswith("array<"):
-        inside = item_type(name)
-        return type(value) is list and all(item is None or _is_of(item, inside) for item in value)
+        inside = _form(item_type(name))
+        return lambda value: [None if item is None else inside(item) for item in exactly(list, value)]
     if name.startswith("decimal("):
-        return type(value) is Decimal and value.is_finite()
-    if name.startswith("timestamp"):
-        return type(value) is dt.datetime and (value.tzinfo is None) == (name == "timestamp_ntz")
-    if name in _EXACT_TYPES:
-        return type(value) is _EXACT_TYPES[name]
-    return name == "any" or (type(value) is int and -(1 << 63) <= value < 1 << 63)
+        digits, scale = map(int, name[len("decimal(") : -1].split(","))
+        context, unit = Context(prec=digits, traps=[InvalidOperation, Inexact]), Decimal(1).scaleb(-scale)
+        return lambda value: _decimal(context, unit, value)
+    if name in _BITS:
+        most = 1 << _BITS[name] - 1
+        return lambda value: _integer(most, value)
+    return _FORMS[name]
+
+
+def _struct(forms: Sequence[Callable[[Any], Any]], value: Any) -> Any:
+    if exactly(tuple, value) == (None,):
+        raise ValueError("where it is the only field, nothing tells it from null")
+    return tuple([None if item is None else form(item) for item, form in zip(value, forms, strict=True)])
+
+
+def _decimal(context: Context, unit: Decimal, value: Any) -> Decimal:
+    """With the scale of its type. The context raises for more digits, and for a value that would be rounded."""
+    if not exactly(Decimal, value).is_finite():
+        raise ValueError("no number")
+    return context.add(context.quantize(value, unit), 0)  # 0 instead of -0
+
+
+def _integer(most: int, value: Any) -> int:
+    if not -most <= exactly(int, value) < most:
+        raise ValueError("more bits than its type has")
+    return value  # type: ignore[no-any-return]
 
 
 def folded(aggregator: Aggregator, kind: str, parts: Sequence[Any]) -> Any:

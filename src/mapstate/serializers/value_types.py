@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 import zlib
 from collections.abc import Callable, Sequence
 from decimal import Decimal
@@ -36,6 +37,8 @@ _SCALARS: dict[str, Any] = {
 }
 
 
+_DECIMAL = re.compile(r"decimal\([0-9]{1,2},[0-9]{1,2}\)")
+
 INTEGERS = [name for name, kind in _SCALARS.items() if kind is int]
 """The types of integers of at most 64 bits."""
 
@@ -66,7 +69,7 @@ def wire_type(name: str, form: WireForm) -> Any:
             for part in struct_parts(name)
         ]
         return tuple[tuple(parts)] | None  # type: ignore[misc]
-    if name.startswith("decimal("):
+    if _DECIMAL.fullmatch(name):
         return Decimal | None
     if name not in _SCALARS:
         raise UnsupportedTypeError(f"a state cannot hold values of the type {name}", type=name)
