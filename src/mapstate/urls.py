@@ -28,7 +28,8 @@ LIKE_A_URL = re.compile(r":/|:.*@", re.DOTALL)
 
 _BOOLEANS = {"true": True, "1": True, "false": False, "0": False}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://(?:([^/?#]*)@)?([^/?#@]*)([^?#]*)(?:\?([^#]*))?")
-_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,]*)(?::(\d{1,5}))?")
+_NUMBER = re.compile(r"[0-9A-Za-z.+-]*")  # Python also reads 1_0, digits of any script, and blanks around them
+_HOST = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\[\]:,]*)(?::([0-9]{1,5}))?")
 
 
 class Url(NamedTuple):
@@ -80,6 +81,13 @@ def boolean(text: str) -> bool:
     return value
 
 
+def parsed(kind: Callable[[str], Any], text: str) -> Any:
+    """The value of a text in a URL: what ``kind`` makes of it. Raises ValueError."""
+    if kind in (int, float) and not _NUMBER.fullmatch(text):
+        raise ValueError("no number as URLs have them")
+    return kind(text)
+
+
 _CONVERT: Parameters = {"str": str, "int": int, "float": float, "bool": boolean}
 
 
@@ -89,14 +97,18 @@ def parameters_of(kind: Any, without: Collection[str]) -> Parameters:
 
 
 def parameters_in(scheme: str, query: str, known: Parameters) -> dict[str, Any]:
-    """The parameters of a URL, each of its type. Raises ConfigurationError for those that the scheme does not have."""
-    given = dict(parse_qsl(query, keep_blank_values=True))
+    """The parameters of a URL, each of its type. Raises ConfigurationError, also for one that is given twice."""
+    pairs = parse_qsl(query, keep_blank_values=True)
+    given = dict(pairs)
     if not given.keys() <= known.keys():
         check_names(f"{scheme}:// has no parameter", given, known)
+    if len(given) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ConfigurationError(f"the parameter {max(names, key=names.count)} is given twice: leave one of them out")
     values: dict[str, Any] = {}
     for name, text in given.items():
         try:
-            values[name] = known[name](text)
+            values[name] = parsed(known[name], text)
         except ValueError as error:
             raise ConfigurationError(f"the parameter {name} cannot be {shown(text)}") from error
     return values

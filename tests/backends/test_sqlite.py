@@ -169,6 +169,13 @@ def test_a_password_that_was_put_there_by_mistake_is_not_repeated():
         ("max_value_bytes=0", "max_value_bytes"),
         ("max_value_bytes=10000000000", "max_value_bytes"),
         ("max_value_bytes=x", "x"),
+        ("max_value_bytes=1_0", "max_value_bytes cannot be '1_0'"),
+        ("max_value_bytes=%D9%A3", "max_value_bytes cannot be"),
+        ("max_value_bytes=+10%20", "max_value_bytes cannot be"),
+        ("timeout=1_0", "timeout cannot be '1_0'"),
+        ("timeout=%D9%A3", "timeout cannot be"),
+        ("timeout=5&timeout=6", "timeout is given twice"),
+        ("timeout=5&synchronous=full&timeout=5", "timeout is given twice"),
     ],
 )
 def test_a_parameter_that_is_unknown_or_wrong_is_named(query, named):

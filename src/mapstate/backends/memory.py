@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Literal
-from urllib.parse import urlsplit
 
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap
@@ -25,7 +25,13 @@ class MemoryBackend:
 
     @classmethod
     def from_url(cls, url: str) -> MemoryBackend:
-        return cls(urlsplit(url).netloc)
+        """The backend that a URL names. Raises ConfigurationError for a URL that has more than a name."""
+        name = url.partition("://")[2]
+        if not re.fullmatch("[^/?#@:]*", name):
+            raise ConfigurationError(
+                "a memory:// URL has no login, port, path or parameter, only a name: memory://name"
+            )
+        return cls(name)
 
     def open(self, state: str, *, ttl: float | None = None) -> MemoryStore:
         if ttl is not None:
