@@ -23,7 +23,7 @@ from windowed import Row, Windowed
 from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.cli.commands import app
-from mapstate.errors import ChangesGoneError, DataError, FencedError, RollbackError, UsageError
+from mapstate.errors import ChangesGoneError, ConfigurationError, DataError, FencedError, RollbackError, UsageError
 from mapstate.keys import KeyCodec
 from mapstate.maps.operator_list import ForgottenRows, ListedKeys, ListEntry, Place, digest_of
 from mapstate.operations.doctor import examine
@@ -296,6 +296,14 @@ def test_followers_are_told_and_the_log_goes_once_they_have_read_it(url):
     assert contents(url) == {"other": 2}
 
 
+@pytest.mark.parametrize("time", [1e12, float("inf"), float("nan"), -1, "1d"])
+def test_a_time_that_followers_cannot_have_is_refused_before_anything_is_written(time, url):
+    LoggedJob(url).batch(**{SECRET: 4711})
+    with pytest.raises(ConfigurationError, match="followers_have is a number of seconds from 0 to"):
+        forget(url, "s", {"k": SECRET}, id="t", followers_have=time)
+    assert contents(url) == {SECRET: 4711}
+
+
 # The command
 
 
@@ -564,6 +572,33 @@ def test_a_batch_that_begins_while_it_forgets_is_waited_for(url):
     when_caught_up(url, "s", '[{"t":{"0":5}}]', do, wait=60)
     assert len(calls) == 2
     assert names(url) == []
+
+
+def test_a_batch_that_is_committed_before_the_ledger_is_read_again_is_waited_for(url):
+    """The forget sees it in flight; when the ledger is read again, it is no more."""
+    job = Version(url, state="s")
+    job.batch_to(5, **{SECRET: 4711})
+    calls = []
+
+    def do() -> Any:
+        calls.append(1)
+        if len(calls) > 1:
+            return forgets(url)
+        attempt = job.attempt(**{SECRET: 1})
+        try:
+            return forgets(url)
+        finally:
+            job.commit(attempt, 6, **{SECRET: 1})
+
+    assert when_caught_up(url, "s", '[{"t":{"0":5}}]', do, wait=60).offsets == '[{"t": {"0": 6}}]'
+    assert len(calls) == 2
+    assert names(url) == []
+
+
+def test_what_can_never_be_forgotten_is_said_at_once(url):
+    Version(url, state="s").batch_to(5, **{SECRET: 4711})
+    with pytest.raises(UsageError, match="its key columns are"):
+        when_caught_up(url, "s", '[{"t":{"0":5}}]', lambda: forget(url, "s", {"nope": 1}, id="t"), wait=60)
 
 
 def test_what_has_not_caught_up_in_time_or_cannot_be_compared_is_not_forgotten(tmp_path):

@@ -21,7 +21,7 @@ import msgspec
 from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FencedWrites, Rewrites, Scrubs
-from mapstate.errors import FencedError, UsageError, cut, shown
+from mapstate.errors import FencedError, UsageError, check_range, cut, shown
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.maps.change_log import ChangeLog, is_of_log, logged_txid
 from mapstate.maps.operator_list import (
@@ -111,6 +111,7 @@ def forget(
     Raises:
         UsageError: A batch is in flight; the state has no such columns; the id stands for other keys; a state of
             ``beside`` lacks the last batch; or the store can neither refuse late writers nor list its keys.
+        ConfigurationError: ``followers_have`` is no number of seconds.
         FencedError: A batch began meanwhile. Run it again.
         StateNotFoundError: There is no such state.
         StoreError: The store failed. Run it again.
@@ -207,9 +208,9 @@ def when_caught_up(
                 try:
                     return do()
                 except (FencedError, UsageError) as error:
-                    if isinstance(error, UsageError) and read_ledger(store, state).in_flight is None:
+                    if isinstance(error, UsageError) and read_ledger(store, state) == seen:
                         raise
-                    problem = error  # a batch began meanwhile
+                    problem = error  # a batch began meanwhile, and may have been committed since
             if time.monotonic() > until:
                 why = ", ".join(behind) or ("a batch is in flight" if problem is None else problem.message)
                 raise UsageError(
@@ -304,6 +305,7 @@ class _Forgetting:
         page_size: int,
     ) -> None:
         self._store = store
+        check_range("followers_have", followers_have, 0.0, unit=" of seconds")
         self._followers_have = followers_have
         self._beside = beside
         self._page_size = page_size
