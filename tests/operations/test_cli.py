@@ -70,6 +70,62 @@ def report(job: Job, batch_id: int) -> None:
     job.store.keep_report(encode_report(one), 100)
 
 
+@pytest.mark.parametrize(
+    ("command", "rest"),
+    [
+        ("advance", ["s", "--to", "5", "--to", "6"]),
+        ("export", ["s", "--to", "a.csv", "--to", "b.csv"]),
+        ("forget", ["s", "a", "--id", "t", "--id", "u", "--yes"]),
+        ("watch", ["s", "--count", "1", "--count=2"]),
+        ("monitor", ["s", "-i", "1", "--interval", "1"]),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused_and_none_of_both_counts(command, rest, url):
+    Job(url).batch(a=1, b=2)
+    done = run(command, url, *rest)
+    assert done.exit_code == 2
+    assert re.search(r"Option '--\w+' is given twice", done.stderr)
+    assert contents(url) == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("command", "rest", "twice"),
+    [
+        ("forget", ["--where", "k=a", "--where", "k=b", "--id", "t", "--yes"], "--where has 'k' twice"),
+        ("swap", ["s=s.2", "s=s.3", "--force"], "mapstate swap has 's' twice"),
+        ("compare", ["s", "s.2", "--tolerance", "n=1", "--tolerance", "n=5"], "--tolerance has 'n' twice"),
+    ],
+)
+def test_a_name_that_is_given_twice_is_refused_and_neither_value_counts(command, rest, twice, url):
+    for state in ("s", "s.2", "s.3"):
+        Job(url, state=state).batch(a=1, b=2)
+    done = run(command, url, *rest)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert twice in done.stderr
+    assert contents(url) == {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "1e300"])
+@pytest.mark.parametrize(
+    ("command", "rest"),
+    [
+        ("watch", ["s", "--count", "2", "--interval"]),
+        ("monitor", ["s", "--count", "1", "--interval"]),
+        ("forget", ["s", "a", "--id", "t", "--yes", "--when-caught-up", "[]", "--wait"]),
+        ("compare", ["s", "s", "--wait"]),
+        ("kill", ["s", "--wait"]),
+        ("serve", ["--timeout"]),
+        ("swap", ["s", "--to", "s", "--max-lag"]),
+    ],
+)
+def test_a_time_that_never_ends_is_refused(command, rest, number, url):
+    Job(url).batch(a=1)
+    done = run(command, url, *rest, number)
+    assert done.exit_code == 2
+    said = re.sub(r"[│\s]+", " ", done.stderr)  # without the lines of its box
+    assert re.search("is a number up to 1,000,000,000|greater than or equal to 0", said), said
+
+
 def test_drop_asks_and_removes_the_state_whole(url):
     Job(url).batch(a=1, b=2)
     declined = run("drop", url, "s", answer="n\n")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from inspect import Parameter, signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -21,6 +21,8 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader.forms import typed_keys
 from mapstate.schema import KeyField
 from mapstate.urls import LIKE_A_URL, quoted
+
+T = TypeVar("T")
 
 _URL_VARIABLE = "MAPSTATE_URL"
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -162,9 +164,18 @@ def state_beside(text: str) -> tuple[str, str]:
     return store_url([url]), name
 
 
+def by_name(option: str, pairs: Sequence[tuple[str, T]]) -> dict[str, T]:
+    """Values by their names. Raises UsageError for a name that is given twice, of which one would be left out."""
+    names = [name for name, _ in pairs]
+    twice = max(names, key=names.count, default="")
+    if names.count(twice) > 1:
+        raise UsageError(f"{option} has {quoted(twice)} twice. Nothing was written.")
+    return dict(pairs)
+
+
 def seconds(text: str) -> float:
     """The seconds of a replay horizon."""
-    parts: Any = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    parts: Any = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text, re.ASCII)
     if parts is None:
         raise UsageError(f"a replay horizon is a number and a unit, such as 90s, 30m, 12h or 1d, not {quoted(text)}")
     return float(parts[1]) * _UNITS[parts[2]]

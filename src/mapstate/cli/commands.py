@@ -27,6 +27,7 @@ from mapstate.urls import LIKE_A_URL
 from mapstate.version import VERSION
 
 _ArgumentError: Any = typer.BadParameter.__base__  # click's UsageError; whose click it is depends on typer's version
+_MOST_SECONDS = 10**9  # more than a thread can wait, and no number, are no time either
 _PACKAGE = Path(errors.__file__).parent
 _PAGES = next(folder for folder in (_PACKAGE / "pages", _PACKAGE.parents[1] / "docs") if folder.is_dir())
 
@@ -49,10 +50,18 @@ class CommandGroup(TyperGroup):
 
 
 class Command(TyperCommand):
-    """A command with an optional URL in front of its required arguments."""
+    """A command with an optional URL in front of its required arguments. It leaves nothing out that was given."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given = list(args)
         rest = super().parse_args(ctx, args)
+        order: list[Any] = self.make_parser(ctx).parse_args(args=given)[2]
+        for one in order:
+            value = ctx.params.get(one.name)
+            if one.param_type_name == "option" and not (one.multiple or one.is_flag) and order.count(one) > 1:
+                ctx.fail(f"Option '{one.opts[0]}' is given twice.")
+            if isinstance(value, float) and not abs(value) <= _MOST_SECONDS:
+                ctx.fail(f"Option '{one.opts[0]}' is a number up to {_MOST_SECONDS:,}, not {value}.")
         urls = ctx.params.get("url") or []
         if len(urls) > 1:
             names = [parameter.name for parameter in self.params if parameter.param_type_name == "argument"]

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from mapstate.cli.arguments import Exact, State, Url, store_url
+from mapstate.cli.arguments import Exact, State, Url, by_name, store_url
 from mapstate.cli.show import Output, keys_held, progress, say
 from mapstate.errors import StoreError, UnsupportedTypeError, UsageError, missing_driver, shown
 from mapstate.operations.compare import Compared, Difference
@@ -98,7 +98,7 @@ def compare(
         done = compare_states(
             *(place, first, second),
             fields=None if fields is None else fields.split(","),
-            tolerances=dict(map(_tolerance, tolerance)),
+            tolerances=by_name("--tolerance", [*map(_tolerance, tolerance)]),
             sample=_part(sample),
             passes=passes,
             wait=wait,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from mapstate.cli.arguments import Beside, seconds, split_urls, state_beside, store_url
+from mapstate.cli.arguments import Beside, by_name, seconds, split_urls, state_beside, store_url
 from mapstate.cli.show import AskingOutput
 from mapstate.errors import MapStateError, UsageError, cut
 from mapstate.maps.operator_list import ListEntry
@@ -108,7 +108,7 @@ def forget(
         out.confirm(f"Forget {', '.join(texts)} in {state}? It cannot be undone.")
         _report(out, [behind(state, partial(forget_key, store, state, keys, id=id, **options))])
         return
-    given = dict(map(_pair, where))
+    given = by_name("--where", [*map(_pair, where)])
     found: dict[str, dict[str, KeyField]] = {}
     salts = []
     for state in words or [one.name for one in list_states(store) if one.ledger or one.problem]:

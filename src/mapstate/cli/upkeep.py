@@ -19,6 +19,7 @@ from mapstate.cli.arguments import (
     State,
     TakeOver,
     Url,
+    by_name,
     split_urls,
     state_beside,
     store_url,
@@ -204,7 +205,7 @@ def swap(
 ) -> None:
     """Has the readers of a name read another version of a state. Several: NAME=VERSION NAME=VERSION."""
     urls, words = split_urls(place)
-    pairs = dict(word.partition("=")[::2] for word in words)
+    pairs = by_name("mapstate swap", [(word.partition("=")[0], word.partition("=")[2]) for word in words])
     named = [name for name in pairs.values() if name]
     ways = [to is not None, back, keep, bool(named)]
     if sum(ways) != 1 or not pairs or (named and len(named) < len(pairs)) or (to is not None and len(pairs) > 1):
