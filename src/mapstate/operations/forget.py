@@ -51,6 +51,7 @@ T = TypeVar("T")
 FOLLOWERS_HAVE = 86_400.0
 """Seconds after which those who follow a state have read that a key was removed."""
 
+_time = dt.datetime.fromisoformat
 _WRITE = 1000  # records at a time
 _PAUSE = 0.05  # seconds
 _OTHERS = (
@@ -495,7 +496,3 @@ def _without(keys: ListedKeys, index_key: StoreKey, value: Any) -> Any:
 def _of_many(ledger: LedgerRecord) -> Iterator[str]:
     """The fields that hold values of many rows, which may name the keys of others."""
     return (field.name for field in ledger.fields if any(kind in field.type for kind in ("array", "map", "any")))
-
-
-def _time(text: str) -> dt.datetime:
-    return dt.datetime.fromisoformat(text)
