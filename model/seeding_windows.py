@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -18,8 +18,9 @@ from mapstate.protocol import seeding
 from mapstate.protocol.ledger_record import Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.rolling import RollingDefinition, RollingWindow
+from mapstate.protocol.sessions import Piece, pane_to_settle, sessions_of
 from mapstate.protocol.transitions import begin, commit
-from mapstate.protocol.windows import NEVER, Input, WindowCommit, WindowDefinition
+from mapstate.protocol.windows import NEVER, Input, PaneChange, WindowCommit, WindowDefinition, WindowsRecord
 from mapstate.schema import Field, KeyField
 from model.seeding import Wrong
 
@@ -68,6 +69,11 @@ class World:
         self.counted: dict[int, list[Timed]] = {}  # by the txid after whose commit they count
         self.names = self.newest = 0
 
+    @property
+    def behind(self) -> int:
+        """How far the watermark is behind the latest row."""
+        return self.definition.lag
+
     def row(self, end: int) -> Timed:
         return Timed(self.rng.choice(KEYS), self.rng.randint(0, end))
 
@@ -91,7 +97,7 @@ class World:
     def commit_of(self, rows: Sequence[Timed], before: WindowCommit) -> WindowCommit:
         newest = max((row.time for row in rows), default=NEVER)
         newest = max(newest, NEVER if before.newest is None else before.newest)
-        mark = NEVER if newest == NEVER else newest - self.definition.lag
+        mark = NEVER if newest == NEVER else newest - self.behind
         known = None if newest == NEVER else newest
         return WindowCommit(watermark=mark, before=before.watermark, inputs={"": Input(newest, 1)}, newest=known)
 
@@ -169,7 +175,13 @@ class World:
                 yield
             count = len(values)
             self.ledger = seeding.commit_bucket(
-                self.ledger, session, attempt.txid, rows=len(rows), keys=count, keys_delta=count
+                self.ledger,
+                session,
+                attempt.txid,
+                rows=len(rows),
+                keys=count,
+                keys_delta=count,
+                panes=change_of(values),
             )
             yield
         ended = seeding.end_seed(self.ledger, session, PLAN, Commit(batch_id=0, txid=0, owner="q", offsets="[1]"))
@@ -203,11 +215,20 @@ class World:
         for key, value in sorted(values.items()):
             self.put(attempt, key, value, self.value(key, under))
             yield
-        windows = self.commit_of(rows, last.windows or WindowCommit())
+        windows, purged = self.commit_of(rows, last.windows or WindowCommit()), self.purged(under)
+        windows = msgspec.structs.replace(windows, settled=self.settled(under))
         done = Commit(batch_id=last.batch_id + 1, txid=attempt.txid, owner="q", windows=windows)
-        self.ledger = commit(self.ledger, session, done)
+        self.ledger = commit(self.ledger, session, done, change_of(values, purged))
         self.counted[attempt.txid] = self.counted[last.txid] + rows
         yield
+
+    def settled(self, under: LedgerRecord) -> int:
+        """Of sessions: what the commit of the next batch says."""
+        return (under.last_windows() or WindowCommit()).settled
+
+    def purged(self, under: LedgerRecord) -> list[int]:  # noqa: ARG002
+        """The panes that the next batch removes. Of sessions; no others have to be."""
+        return []
 
     def added(self, ledger: LedgerRecord) -> tuple[list[Timed], dict[str, Tiles]]:
         """Some more rows that count, and the values after them."""
@@ -275,6 +296,11 @@ class World:
                         raise Wrong(f"{key} as of {at} has {found} of {right} rows in {window}: {value}")
 
 
+def change_of(values: Iterable[str], purged: Sequence[int] = ()) -> PaneChange:
+    """What a commit says of panes, by the names of records; those of rolling windows have none."""
+    return PaneChange({int(name.split()[0]) for name in values if " " in name}, purged, 1)
+
+
 def _joined(tiling: Any, value: Tiles, rows: Sequence[Timed]) -> Tiles:
     """A value with more rows, in the tiles of a horizon."""
     after: Tiles = defaultdict(int)
@@ -303,7 +329,7 @@ class FiredWorld(World):
         self.fired = WindowDefinition(
             length=length, slide=slide, lag=self.definition.lag, retention=draw.choice([0, 7, 20])
         )
-        self.final: dict[tuple[str, int], int] = {}
+        self.final: dict[tuple[str, int], Any] = {}
 
     def request(self, session: str) -> OpenRequest:
         keys = (KeyField("w", "bigint"), KeyField("k", "string"))
@@ -319,6 +345,8 @@ class FiredWorld(World):
     def kept_of(self, units: Sequence[Timed], after: LedgerRecord) -> list[Timed]:
         assert after.windows is not None
         windows, first = after.windows, seeding.first_pane(after.windows)
+        if first is None:
+            return list(units)
         if self.mutant == "expires_by_first":
             return [row for row in units if self.fired.panes.next_end(row.time) > windows.purged]
         return [row for row in units if row.time >= first]
@@ -369,6 +397,153 @@ class FiredWorld(World):
                     raise Wrong(f"{key} has {found} of {right} rows in the window that ends at {end}")
                 if end <= mark and self.final.setdefault((key, end), found) != found:
                     raise Wrong(f"the final window of {key} that ends at {end} has changed")
+
+
+SESSION_MUTANTS = {
+    "purged_later": "what is gone is said by the begin after the seed",
+    "removed_stays": "a watermark that is put back brings back sessions that were never loaded",
+    "late_in_stage": "rows behind the watermark of the stage are late",
+    "expires_pieces": "a piece is left out when it ends with its own last row",
+    "expires_touching": "rows exactly a gap apart are two sessions where it is told which are over",
+    "expires_by_bucket": "a session's pieces are in several buckets, and each tells by its own which are over",
+    "all_final": "the history is over, and so are all of its sessions",
+    "is_settled": "the end says that sessions have no pieces before those that are retained",
+}
+
+
+class SessionWorld(FiredWorld):
+    """The same with sessions. A record is of a pane and a key: a `Piece` whose value is its number of rows."""
+
+    def __init__(self, number: int, mutant: str = "") -> None:
+        super().__init__(number, mutant)
+        gap = self.rng.choice([2, 4, 7])
+        self.rows += [self.row(60) for _ in range(self.rng.randint(0, 25))]
+        self.fired = msgspec.structs.replace(self.fired, length=gap, slide=gap, sessions=True)
+
+    @property
+    def behind(self) -> int:
+        return self.fired.behind
+
+    def commit_of(self, rows: Sequence[Timed], before: WindowCommit) -> WindowCommit:
+        done = super().commit_of(rows, before)
+        if self.mutant == "all_final" and done.newest is not None and before.newest is None:
+            return msgspec.structs.replace(done, watermark=done.newest + self.fired.length)
+        return done
+
+    def units_of(self, staged: Sequence[Timed], under: LedgerRecord) -> list[Timed]:  # noqa: ARG002
+        mark = self.commit_of(staged, WindowCommit()).watermark
+        first = self.fired.fired_before(mark) if self.mutant == "late_in_stage" else NEVER
+        return [row for row in staged if row.time >= first]
+
+    def kept_of(self, units: Sequence[Timed], after: LedgerRecord) -> list[Timed]:
+        assert after.windows is not None
+        windows, gap = after.windows, self.fired.length
+        if self.mutant == "expires_touching":
+            windows = msgspec.structs.replace(windows, apart=-NEVER)
+        together = [units]
+        if self.mutant == "expires_by_bucket":
+            together = [[row for row in units if row.time // gap % BUCKETS == at] for at in range(BUCKETS)]
+        kept: list[Timed] = []
+        for rows in together:
+            for key in KEYS:
+                for session in sessions_of(
+                    [Piece(row.time, row.time, 1) for row in sorted(rows) if row.key == key], windows
+                ):
+                    last = session[-1].last
+                    kept += [
+                        Timed(key, one.first)
+                        for one in session
+                        if (one.last if self.mutant == "expires_pieces" else last) + gap > windows.purged
+                    ]
+        return kept
+
+    def wrong_stage(self, before: LedgerRecord, after: LedgerRecord) -> LedgerRecord:
+        after = super().wrong_stage(before, after)
+        seed, windows = after.seed, after.windows
+        if self.mutant == "is_settled" and windows is not None and windows.purged != NEVER and seed is not None:
+            done = msgspec.structs.replace(seed.windows or WindowCommit(), settled=windows.purged - self.fired.length)
+            after = msgspec.structs.replace(after, seed=msgspec.structs.replace(seed, windows=done))
+        return after
+
+    def values_of(self, rows: Sequence[Timed], staged: WindowCommit | None) -> dict[str, Any]:  # noqa: ARG002
+        found: dict[str, Piece] = {}
+        for row in rows:
+            name, own = f"{self.fired.panes.pane(row.time)} {row.key}", Piece(row.time, row.time, 1)
+            found[name] = _one([found[name], own]) if name in found else own
+        return found
+
+    def added(self, ledger: LedgerRecord) -> tuple[list[Timed], dict[str, Any]]:
+        """Rows that are not late; and of the pane that is settled, what is before it is joined into it."""
+        windows, last = ledger.windows, ledger.last_windows() or WindowCommit()
+        assert windows is not None
+        rows = [row for row in (self.row(90) for _ in range(3)) if row.time > last.watermark]
+        values, pane = self.values_of(rows, None), pane_to_settle(windows, last)
+        for name, own in values.items():
+            known: Any = self.value(name, ledger)
+            values[name] = own if known is None else _one([known, own])
+        if pane is None or not windows.may_have(pane):
+            return rows, values
+        for key in KEYS:
+            if (name := f"{pane} {key}") in values:
+                raise Wrong(f"a row goes into {pane}, which is settled")
+            before = [piece for at, piece in self.pieces(key, ledger) if at <= pane]
+            if before and self.value(name, ledger) is not None:
+                values[name] = _one(sessions_of(before, windows)[-1])
+        return rows, values
+
+    def pieces(self, key: str, ledger: LedgerRecord, done: WindowCommit | None = None) -> list[tuple[int, Any]]:
+        """The pieces of a key that count, each with its pane, in order."""
+        windows, last = ledger.windows, done or ledger.last_windows()
+        assert windows is not None
+        panes = sorted(int(name.split()[0]) for name in self.records if name.endswith(key))
+        found = [(pane, self.value(f"{pane} {key}", ledger)) for pane in panes if not windows.is_expired(pane, last)]
+        return [(pane, piece) for pane, piece in found if piece is not None]
+
+    def settled(self, under: LedgerRecord) -> int:
+        assert under.windows is not None
+        pane = pane_to_settle(under.windows, under.last_windows())
+        return super().settled(under) if pane is None else pane
+
+    def purged(self, under: LedgerRecord) -> list[int]:
+        assert under.windows is not None
+        due = list(under.windows.due(under.last_windows()))
+        for name in [name for name in self.records if int(name.split()[0]) in due]:
+            del self.records[name]
+        return due
+
+    def read(self) -> None:
+        """Every session that is not gone, also after an operator has put the watermark back."""
+        ledger = self.ledger
+        if ledger is None or ledger.seed is not None or ledger.last_commit is None or ledger.windows is None:
+            return
+        rows, windows, done = self.counted[ledger.last_commit.txid], ledger.windows, ledger.last_windows()
+        newest = max((row.time for row in rows), default=NEVER)
+        if done is None or (newest != NEVER and done.watermark != newest - self.behind):
+            raise Wrong(f"the watermark is {done}, and the latest row is of {newest}")
+        if windows.purged > max(NEVER, done.watermark - self.fired.retention):
+            raise Wrong("sessions are gone that are retained")
+        mark = done.watermark
+        if self.rng.random() < 0.2:
+            windows = windows.put_back(0)
+            done = windows.commit_put_back(done, 0, 0)
+        for key in KEYS:
+            found = self.sessions(sessions_of([piece for _, piece in self.pieces(key, ledger, done)], windows), windows)
+            own = [Piece(row.time, row.time, 1) for row in sorted(rows) if row.key == key]
+            right = self.sessions(sessions_of(own, windows), windows)
+            if found != right:
+                raise Wrong(f"{key} has the sessions {found}, not {right}")
+            for end, session in found.items():
+                if end <= mark and self.final.setdefault((key, end), session) != session:
+                    raise Wrong(f"the final session of {key} that ends at {end} has changed")
+
+    def sessions(self, found: Sequence[Sequence[Piece]], windows: WindowsRecord) -> dict[int, Piece]:
+        """The sessions that are not gone, by their ends."""
+        every = {session[-1].last + self.fired.length: _one(session) for session in found}
+        return {end: session for end, session in every.items() if end > windows.purged}
+
+
+def _one(pieces: Sequence[Piece]) -> Piece:
+    return Piece(min(one.first for one in pieces), max(one.last for one in pieces), sum(one.value for one in pieces))
 
 
 def explore(worlds: int, mutant: str = "", world: type[World] = World) -> str | None:

@@ -33,3 +33,12 @@ def test_a_seed_of_windows_that_fire_is_what_batches_of_its_rows_would_be():
 @pytest.mark.parametrize("mutant", seeding_windows.FIRED_MUTANTS)
 def test_each_simpler_rule_of_windows_that_fire_goes_wrong(mutant):
     assert seeding_windows.explore(2_000, mutant, seeding_windows.FiredWorld) is not None
+
+
+def test_a_seed_of_sessions_is_what_batches_of_its_rows_would_be():
+    assert seeding_windows.explore(2_000, world=seeding_windows.SessionWorld) is None
+
+
+@pytest.mark.parametrize("mutant", seeding_windows.SESSION_MUTANTS)
+def test_each_simpler_rule_of_sessions_goes_wrong(mutant):
+    assert seeding_windows.explore(2_000, mutant, seeding_windows.SessionWorld) is not None

@@ -167,7 +167,7 @@ def windows_of(url: str, name: str, purged: Any, *, own: bool) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "own"),
-    [*((kind, {}) for kind in CONFIGS if kind != "sessions"), ("tumbling", {"names": Names()})],
+    [*((kind, {}) for kind in CONFIGS), *((kind, {"names": Names()}) for kind in ("tumbling", "sessions"))],
 )
 def test_a_seed_of_windows_is_what_batches_in_order_would_be(spark, tmp_path, url, kind, own):
     draw = random.Random(kind)
@@ -179,7 +179,7 @@ def test_a_seed_of_windows_is_what_batches_in_order_would_be(spark, tmp_path, ur
     assert run(batched, spark, url, kind, "batched", **own)
     with open_reader(url, "seeded") as reader:
         purged, watermark = reader.ledger().windows.purged, reader.watermark().time
-        assert watermark == 295
+        assert watermark == 295 - (kind == "sessions")
     before = windows_of(url, "seeded", purged, own=bool(own))
     assert before == windows_of(url, "batched", purged, own=bool(own))
     assert any(one.final for one in before["x"])
@@ -197,33 +197,63 @@ def test_a_seed_of_windows_is_what_batches_in_order_would_be(spark, tmp_path, ur
     assert plain[0] == plain[1]  # nothing of before is left
 
 
-def test_a_seed_of_windows_is_the_same_in_every_store(spark, clicks, each_url):
+@pytest.mark.parametrize("kind", ["sliding", "sessions"])
+def test_a_seed_of_windows_is_the_same_in_every_store(spark, clicks, each_url, kind):
     clicks.history(random.Random(8))
-    done = clicks.windowed(spark, each_url, "sliding").seed(clicks.checkpoint, buckets=3)
-    assert clicks.check_sliding(each_url) == done.rows_expired > 0
+    done = clicks.windowed(spark, each_url, kind).seed(clicks.checkpoint, buckets=3)
+    assert clicks.check_fired(each_url, kind) == done.rows_expired > 0
     with open_reader(each_url, "windows") as reader:
         assert (reader.key_count(), reader.ledger().last_commit.keys_held) == (None, None)
-        assert reader.watermark().time == 1_995
+        assert reader.watermark().time == 1_995 - (kind == "sessions")
 
 
-def test_a_seed_of_windows_that_died_goes_on(spark, clicks, url, tmp_path):
+@pytest.mark.parametrize("kind", ["sliding", "sessions"])
+def test_a_seed_of_windows_that_died_goes_on(spark, clicks, url, tmp_path, kind):
     clicks.history(random.Random(9))
     for call in (2, 3, 4, 5):
         fault = Fail(method="swap", call=call, after=call % 2 > 0, error=errors.CorruptStoreError, name=f"{call}")
-        counts = clicks.windowed(spark, FaultyBackend(resolve(url), str(tmp_path), (fault,)), "sliding")
+        counts = clicks.windowed(spark, FaultyBackend(resolve(url), str(tmp_path), (fault,)), kind)
         with pytest.raises(errors.CorruptStoreError):
             counts.seed(clicks.checkpoint, buckets=6)
         with open_reader(url, "windows") as reader, pytest.raises(errors.SeedingError):
             reader.windows("x")
     for file in next(Path(clicks.checkpoint, "mapstate").iterdir()).glob("*.parquet"):
         file.unlink()
-    done = clicks.windowed(spark, url, "sliding").seed(clicks.checkpoint, buckets=2)
-    assert clicks.check_sliding(url) == done.rows_expired
+    done = clicks.windowed(spark, url, kind).seed(clicks.checkpoint, buckets=2)
+    assert clicks.check_fired(url, kind) == done.rows_expired
     with open_reader(url, "windows") as reader:
         windows = reader.ledger().windows
         assert windows.removed == windows.purged  # what was left out does not come back
 
 
-def test_sessions_are_refused_by_name(spark, clicks, url):
-    with pytest.raises(errors.ConfigurationError, match="cannot be seeded: it has sessions"):
-        clicks.windowed(spark, url, "sessions").seed(clicks.checkpoint)
+@pytest.mark.parametrize("buckets", [1, 5])
+@pytest.mark.parametrize("own", [{}, {"names": Names()}])
+def test_sessions_at_both_ends_of_a_history(spark, tmp_path, url, buckets, own):
+    """The watermark is 294, and sessions that end at 252 or before are gone."""
+    seeded, batched = Clicks(tmp_path / "seeded"), Clicks(tmp_path / "batched")
+    lasts = {"whole": 300, "gone": 245, "late": 246, "open": 300}
+    history = [Row(at, user, 1) for user, last in lasts.items() for at in range(last % 7, last + 1, 7)]
+    history += [Row(None, "late", 1), Row(300, "next", 1)]
+    for at in range(3):
+        batched.put([row for row in history if (row.at or 0) // 101 == at])
+        seeded.put(random.Random(at).sample(history[at::3], len(history[at::3])))
+    done = seeded.windowed(spark, url, "sessions", "seeded", **own).seed(seeded.checkpoint, buckets=buckets)
+    assert (done.rows_expired, done.rows_late) == (36, 1)
+    assert seeded.check_fired(url, "sessions", "seeded", **own) == 36
+    with open_reader(url, "seeded", aggregators=own) as reader:
+        assert reader.windows("gone") == []
+        assert [(one.start, one.end, one.final) for one in reader.windows("late")] == [(1, 253, True)]
+        assert [(one.start, one.end, one.final) for one in reader.windows("whole")] == [(6, 307, False)]
+    for name in ("0", ".0.crc"):
+        Path(seeded.checkpoint, "commits", name).unlink()  # batch 0 comes again
+    more = [[Row(307, "whole", 1), Row(308, "next", 1), Row(295, "new", 1)], [Row(400, "far", 1)], [Row(401, "far", 1)]]
+    for rows in more:
+        seeded.put(rows)
+        batched.put(rows)
+    fired = run(seeded, spark, url, "sessions", "seeded", **own)
+    assert [one[:4] for one in fired] == [
+        *((6, 307, "open", 43), (6, 314, "whole", 44), (295, 302, "new", 1)),
+        *((300, 307, "next", 1), (308, 315, "next", 1)),
+    ]
+    after = [one for one in run(batched, spark, url, "sessions", "batched", **own) if one[1] > 294]
+    assert fired == after

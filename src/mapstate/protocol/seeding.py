@@ -115,11 +115,10 @@ def with_windows(ledger: LedgerRecord, staged: WindowCommit | None) -> LedgerRec
     return msgspec.structs.replace(ledger, windows=windows, rolling=rolling and rolling.seeded(staged))
 
 
-def first_pane(windows: WindowsRecord) -> int:
-    """Before which panes are over, in whatever order rows come; NEVER where nothing tells, as of sessions."""
+def first_pane(windows: WindowsRecord) -> int | None:
+    """Before which panes are over, in whatever order rows come; None where none is. Not of sessions."""
     panes = windows.definition.panes
-    is_known = windows.purged != NEVER and not windows.definition.sessions
-    return windows.purged - panes.length + panes.slide if is_known else NEVER
+    return None if windows.purged == NEVER else windows.purged - panes.length + panes.slide
 
 
 def begin_bucket(ledger: LedgerRecord, session: str, nonce: str, *, at: str = "") -> tuple[LedgerRecord, Attempt]:

@@ -33,8 +33,8 @@ from mapstate.maps.serialized import writer_of
 from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, digest_of, now
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.seed_ledgers import SeedLedgers
-from mapstate.protocol.seeding import first_pane, is_complete, with_windows
-from mapstate.protocol.windows import NEVER, WindowCommit, WindowDefinition
+from mapstate.protocol.seeding import is_complete, with_windows
+from mapstate.protocol.windows import WindowCommit
 from mapstate.schema import KeyField
 from mapstate.spark.driver import repeats
 from mapstate.spark.driver.access import Access, configured, is_connect, java_class
@@ -172,7 +172,6 @@ def why_not_alone(plan: StreamPlan) -> Iterator[tuple[str, str]]:
         for why, is_so in (
             ("it is non-transactional", job.spec.type == "non-transactional"),
             ("it has windows by number of rows", counts_windows),
-            ("it has sessions", isinstance(definition, WindowDefinition) and definition.sessions),
             ("its windows go by the clock", definition is not None and definition.by_clock),
             ("another state follows it", any(isinstance(one, Follower) and one.branch for one in functions)),
             (f"the states {names} count together, and this is for one state", len(plan.branches) > 1),
@@ -336,7 +335,7 @@ class Seeding:
         partitions = int(session.conf.get("spark.sql.shuffle.partitions") or 1)
         partitions = max(partitions, (wanted or 1) * self._access.parallelism())
         with configured(self._df, {**ONE_DRAW, **_AS_WRITTEN, "spark.sql.shuffle.partitions": str(partitions)}):
-            grouped = grouping.of(rows)
+            grouped = self._state.in_buckets(grouping.of(rows), grouping)
             grouped.write.mode("overwrite").option("maxRecordsPerFile", 0).parquet(f"{self._root}/{name}")
         files = self._files(name, grouped.schema)
         read = session.read.schema(grouped.schema).parquet(f"{self._root}/{name}")
@@ -346,10 +345,11 @@ class Seeding:
             ((forgotten,),) = read.where(_FORGOTTEN).agg(F.sum(counted)).collect()
             read = read.where(f"not {_FORGOTTEN}")
         windows = _windows_of(read, self._state, rows, record)
-        ((lines, count),) = read.agg(F.count(F.lit(1)), F.sum(counted)).collect()
-        if (expired := _expired(with_windows(record, windows))) is not None and windows is not None:
-            ((over,),) = read.where(expired).agg(F.sum(counted)).collect()
-            windows, count = msgspec.structs.replace(windows, expired=over or 0), count - (over or 0)
+        live = self._state.live(read, grouping, with_windows(record, windows))
+        ((lines, count),) = live.agg(F.count(F.lit(1)), F.sum(counted)).collect()
+        if live is not read and windows is not None:
+            ((every,),) = read.agg(F.sum(counted)).collect()
+            windows = msgspec.structs.replace(windows, expired=(every or 0) - (count or 0))
         buckets = max(1, min(wanted or -(-lines // MOST_IN_BUCKET), len(files)))
         return _Stage(name, files, lines, count or 0, buckets, forgotten or 0, windows)
 
@@ -369,8 +369,7 @@ class Seeding:
         staged = session.read.schema(schema).parquet(*files) if files else session.createDataFrame([], schema)
         if self._forgotten is not None:
             staged = staged.where(f"not {_FORGOTTEN}").drop(_FORGOTTEN)
-        if (expired := _expired(record)) is not None:
-            staged = staged.where(f"not coalesce({expired}, false)")
+        staged = self._state.live(staged, self._state.grouping_of(rows, record), record)
         if record.seed is not None and record.seed.done == 0 and self._forgotten is not None:
             self._copy_list(self._forgotten, record, attempt)
         result = self._state.attempt_staged(rows, staged, record, attempt)
@@ -438,20 +437,6 @@ def _windows_of(staged: DataFrame, state: StateDriver, rows: DataFrame, record: 
 def _place(record: LedgerRecord) -> str:
     """The column of grouped rows that is null where they are in no window."""
     return "key0" if record.rolling is None else TILE
-
-
-def _expired(record: LedgerRecord) -> str | None:
-    """Which staged rows are in no window any more; None where all of them count. A key without others gets no record.
-
-    Panes of sessions are purged later, as of each batch.
-    """
-    windows, rolling, first, place = record.windows, record.rolling, NEVER, _place(record)
-    if windows is not None:
-        first = first_pane(windows)
-        place = place if record.time_type == "bigint" else f"unix_micros({place})"
-    elif rolling is not None and rolling.first_time() != NEVER:
-        first = rolling.definition.units(rolling.first_time())
-    return None if first == NEVER else f"{place} < {first}L"
 
 
 class _Marking:

@@ -11,20 +11,56 @@ import msgspec
 from mapstate.aggregators.fields import Fields
 from mapstate.maps.pane_index import slices, windows_of_ledger
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
-from mapstate.protocol.sessions import last_panes, pane_to_settle
-from mapstate.protocol.windows import Named, PaneChange, WindowCommit
+from mapstate.protocol.sessions import FIRST, LAST, last_panes, pane_to_settle
+from mapstate.protocol.windows import NEVER, Named, PaneChange, WindowCommit
+from mapstate.spark.driver.apply import Grouping
+from mapstate.spark.driver.new_values import INSIDE
 from mapstate.spark.driver.windows import WindowedState
 from mapstate.spark.executor.session_task import FiredSessionTask, SessionRows, SettleTask
 from mapstate.spark.executor.task import TaskReport
 from mapstate.spark.executor.window_task import FiredTask, JoinTask, Reads
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
 
 class SessionState(WindowedState):
     """A state with sessions."""
+
+    def in_buckets(self, grouped: DataFrame, grouping: Grouping) -> DataFrame:
+        """Sessions are longer than panes, and only all pieces of a key say which of them are over."""
+        keys = grouping.places[1:]
+        return grouped.repartition(*keys) if keys else grouped.repartition(1)
+
+    def live(self, staged: DataFrame, grouping: Grouping, record: LedgerRecord) -> DataFrame:
+        from pyspark.sql import Window
+        from pyspark.sql import functions as F
+
+        windows, keys = windows_of_ledger(record), grouping.places[1:]
+        if windows.purged == NEVER:
+            return staged
+        first, last = self._first_and_last(grouping, record)
+        begins, session, end = (f"{INSIDE}{name}" for name in ("begins", "session", "end"))
+        in_order = Window.partitionBy(*keys).orderBy(first, last)
+        before = F.max(last).over(in_order.rowsBetween(Window.unboundedPreceding, -1))
+        gap = windows.definition.length  # no ledger of a seed has sessions that are `apart`
+        found = staged.withColumn(begins, F.when(first - before > gap, 1).otherwise(0))
+        found = found.withColumn(session, F.sum(begins).over(in_order))
+        found = found.withColumn(end, F.max(last).over(Window.partitionBy(*keys, session)) + gap)
+        over = f"key0 is not null and {end} <= {windows.purged}L"  # a key that is null is among rows of no session
+        return found.where(f"not ({over})").drop(begins, session, end)
+
+    def _first_and_last(self, grouping: Grouping, record: LedgerRecord) -> tuple[Column, Column]:
+        """The times of staged rows, in units."""
+        from pyspark.sql import functions as F
+
+        if grouping.partials is None:
+            time = F.expr(self.number(f"value{[*self.job.columns].index(str(self.windows.time))}"))
+            return time, time
+        names = [field.name for field in record.fields]
+        first, last = (F.expr(self.number(f"partial{names.index(name)}_0")) for name in (FIRST, LAST))
+        return first, last
 
     def _done(
         self, reports: Sequence[TaskReport], record: LedgerRecord, attempt: Attempt, frame: DataFrame

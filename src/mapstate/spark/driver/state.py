@@ -103,6 +103,14 @@ class StateDriver:
         task, grouping = self.task(frame, record, attempt)
         return self._checked(grouping.of(frame), task, grouping, rows_sent)
 
+    def in_buckets(self, grouped: DataFrame, grouping: Grouping) -> DataFrame:  # noqa: ARG002
+        """Grouped rows as a seed's stage has them: what counts together is in one partition, and so in one bucket."""
+        return grouped
+
+    def live(self, staged: DataFrame, grouping: Grouping, record: LedgerRecord) -> DataFrame:  # noqa: ARG002
+        """What a seed loads of staged rows: without those whose windows are all gone."""
+        return staged
+
     def attempt_staged(
         self, frame: DataFrame, staged: DataFrame, record: LedgerRecord, attempt: Attempt
     ) -> AttemptResult:
