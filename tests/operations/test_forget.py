@@ -304,6 +304,24 @@ def test_a_time_that_followers_cannot_have_is_refused_before_anything_is_written
     assert contents(url) == {SECRET: 4711}
 
 
+@pytest.mark.parametrize("name", [4711, None, True, "", " ", "\ud800", "x" * 201])
+def test_an_id_that_no_list_can_hold_is_refused_before_anything_is_written(name, url):
+    """A number was written as one, and then the list could not be read any more."""
+    Job(url).batch(**{SECRET: 4711})
+    with pytest.raises(UsageError, match="id is the forget's own name"):
+        forgets(url, id=name)
+    assert contents(url) == {SECRET: 4711}
+    assert listed(url, "s") == []
+
+
+@pytest.mark.parametrize("salt", ["", "ab", "x" * 32, b"0" * 32, 5])
+def test_a_salt_is_32_digits(salt, url):
+    Job(url).batch(**{SECRET: 4711})
+    with pytest.raises(UsageError, match="32 hexadecimal digits"):
+        forgets(url, salt=salt)
+    assert contents(url) == {SECRET: 4711}
+
+
 # The command
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
@@ -28,6 +29,8 @@ from mapstate.schema import KeyField
 
 _MARK = "!"
 _READ = 1000  # entries at a time
+_LONGEST_ID = 200  # characters
+_SALT = re.compile("[0-9a-f]{32}")
 
 
 class ListEntry(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,6 +66,18 @@ class ListEntry(msgspec.Struct, frozen=True, kw_only=True):
         """Whether it forgets the same keys as of the same batch or a later one of the same query."""
         mine, others = (one.batch_id if one.batch_id is not None else -1 for one in (self, other))
         return (self.id, self.digest, self.owner) == (other.id, other.digest, other.owner) and mine >= others
+
+
+def check_id(kind: str, name: Any, salt: Any = None) -> None:
+    """Raise UsageError for an id, or the key of a hash, that no list can hold."""
+    is_text = isinstance(name, str) and name == name.encode(errors="ignore").decode()
+    if not is_text or not name.strip() or len(name) > _LONGEST_ID:
+        raise UsageError(
+            f"id is the {kind}'s own name, a text of at most {_LONGEST_ID} characters, not {shown(name)}: by it a "
+            "second call writes nothing. Nothing was written."
+        )
+    if salt is not None and not (isinstance(salt, str) and _SALT.fullmatch(salt)):
+        raise UsageError("salt is the key of the hash, 32 hexadecimal digits. Nothing was written.")
 
 
 def entry_key(number: int) -> str:

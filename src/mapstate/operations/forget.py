@@ -27,6 +27,7 @@ from mapstate.maps.change_log import ChangeLog, is_of_log, logged_txid
 from mapstate.maps.operator_list import (
     ListedKeys,
     ListEntry,
+    check_id,
     digest_of,
     is_of_list,
     of_kind,
@@ -110,7 +111,7 @@ def forget(
         page_size: Keys listed at a time.
 
     Raises:
-        UsageError: A batch is in flight; the state has no such columns; the id stands for other keys; a state of
+        UsageError: A batch is in flight; the state has no such columns; no id, or that of other keys; a state of
             ``beside`` lacks the last batch; or the store can neither refuse late writers nor list its keys.
         ConfigurationError: ``followers_have`` is no number of seconds.
         FencedError: A batch began meanwhile. Run it again.
@@ -136,6 +137,7 @@ def forget(
             len(known): ListEntry(id=id, at=now(), columns=columns, salt=own, digest=digest_of(own, columns, parts))
         }
 
+    check_id("forget", id, salt)
     with opened(backend_or_url, state) as store:
         (done,) = _Forgetting(store, state, followers_have, beside, page_size).run(wanted)
         return done

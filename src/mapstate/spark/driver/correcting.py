@@ -20,9 +20,9 @@ from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.retraction import SIGN, correctable
 from mapstate.backends import opened
 from mapstate.capabilities import FencedWrites, close_if_possible
-from mapstate.errors import ConfigurationError, MapStateError, UsageError, shown
+from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.keys import KeyCodec
-from mapstate.maps.operator_list import ListedKeys, ListEntry, of_kind, read_list, write_entries
+from mapstate.maps.operator_list import ListedKeys, ListEntry, check_id, of_kind, read_list, write_entries
 from mapstate.maps.serialized import writer_of
 from mapstate.operations.vacuum import check_able
 from mapstate.protocol.ledger import Ledger
@@ -50,7 +50,6 @@ _AS_JSON = {
     "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
     "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
 }
-_LONGEST_ID = 200  # characters
 _log = logging.getLogger("mapstate")
 
 
@@ -223,11 +222,7 @@ class _Opened:
 
 def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Sequence[DataFrame]) -> None:
     """Raises UsageError for a wrong call, and ConfigurationError for a state that cannot be corrected."""
-    if not isinstance(name, str) or not name.strip() or len(name) > _LONGEST_ID:
-        raise UsageError(
-            f"id is the correction's own name, a text of at most {_LONGEST_ID} characters, not {shown(name)}: by it a "
-            "second call writes nothing. Nothing was written."
-        )
+    check_id("correction", name)
     if not given:
         raise UsageError("correct takes rows to add, rows to retract, or both. Nothing was written.")
     if is_connect(df) or any(map(is_connect, given)):
