@@ -386,3 +386,13 @@ def test_the_command_does_not_succeed_where_all_keys_were_in_motion(tmp_path):
     ended = ran("compare", url, "v", "v.2")
     assert ended.exit_code == 1
     assert "nothing was compared" in ended.stderr
+
+
+def test_a_sample_without_a_key_is_no_success(tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    for state in ("v", "v.2"):
+        Version(url, state=state).batch_to(5, a=1, b=2)
+    assert not compare(url, "v", "v.2", sample=1e-12).is_equal
+    ended = ran("compare", url, "v", "v.2", "--sample", "1e-10%")
+    assert ended.exit_code == 1
+    assert "nothing was compared: no key was there" in ended.stderr

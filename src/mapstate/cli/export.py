@@ -119,8 +119,11 @@ def compare(
             first_row, second_row = (json_text(row) for row in (one.first, one.second))
             say(f"{json_text(one.key)}   {first_row}   {second_row}")
     out.has_failed = not done.is_equal
-    if done.in_motion and not any(done[:4]):
-        out.fail("all keys were in motion, so nothing was compared. Give --passes a higher number, or stop both jobs.")
+    if not any(done[:4]):
+        why = "no key was there, of the sample or in a window that is final in both"
+        if done.in_motion:
+            why = "all keys were in motion. Give --passes a higher number, or stop both jobs"
+        out.fail(f"nothing was compared: {why}.")
 
 
 def _how(done: Compared) -> list[str]:

@@ -83,8 +83,8 @@ class Compared(NamedTuple):
 
     @property
     def is_equal(self) -> bool:
-        """Whether no compared key differs. False if all keys were in motion: nothing was compared."""
-        return not (self.different or self.only_in_first or self.only_in_second or (self.in_motion and not self.equal))
+        """Whether no compared key differs. False where no key was compared: all were in motion, or none was there."""
+        return bool(self.equal) and not (self.different or self.only_in_first or self.only_in_second)
 
 
 def compare(
