@@ -450,6 +450,8 @@ def test_the_commands_show_windows_and_watermark(tmp_path):
         "value": {"total": 2},
     }
     assert run("windows", url, "s", "ann", "--since", "1970-01-01T00:03:00.000000Z").exit_code == 1
+    for option in ("--since", "--until"):  # a null would be no bound
+        assert "a time cannot be null" in run("windows", url, "s", "ann", option, r"\N").stderr
     assert run("windows", url, "s", "ann", "--until", "1970-01-01T00:03:00.000000Z").exit_code == 0
     assert run("windows", url, "s", "ann", "bob").exit_code == 2
     assert run("recount", url, "s", "--yes").exit_code == 2

@@ -478,7 +478,7 @@ def test_windows_of_a_key_and_of_all_keys(url):
         lines = lines_of(client.get("/states/s/windows/20"))
         assert {line["key"]["user"]: line["value"]["total"] for line in lines[:-1]} == {"a": 2, "b": 4}
         assert lines[-1] == {"is_end": True, "keys": 2}
-        for wrong in ("windows/15", "windows/x", "windows?user=a&since=x", "windows"):
+        for wrong in ("windows/15", "windows/x", "windows?user=a&since=x", r"windows?user=a&until=\N", "windows"):
             problem(client.get(f"/states/s/{wrong}"), 400)
 
 

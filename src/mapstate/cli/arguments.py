@@ -18,8 +18,7 @@ from mapstate.cli.show import AskingOutput, Output
 from mapstate.errors import MapStateError, UsageError
 from mapstate.operations.states import state_names
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.reader.forms import typed_keys
-from mapstate.schema import KeyField
+from mapstate.reader.forms import time_given
 from mapstate.urls import LIKE_A_URL, quoted
 
 T = TypeVar("T")
@@ -183,5 +182,4 @@ def seconds(text: str) -> float:
 
 def time_of(record: LedgerRecord, text: str | None) -> Any:
     """A time of a state with windows. Raises UsageError."""
-    kind = record.time_type or "timestamp"
-    return None if text is None else typed_keys([text], (KeyField("time", kind),))[0][0]
+    return None if text is None else time_given(text, record.time_type or "timestamp")

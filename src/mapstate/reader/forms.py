@@ -234,6 +234,13 @@ def typed_keys(texts: Sequence[str], fields: Sequence[KeyField]) -> list[Key]:
     ]
 
 
+def time_given(text: str, kind: str) -> Any:
+    """A time of a state with windows, of text. Raises UsageError, also for a null: that would be no bound."""
+    if text == _NULL:
+        raise UsageError("a time cannot be null. Nothing was read.")
+    return _typed(KeyField("time", kind), text)
+
+
 def _typed(field: KeyField, text: str) -> Any:
     if text == _NULL:
         return None

@@ -22,7 +22,7 @@ from mapstate.keys import Key
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.rolling import RollingRecord
 from mapstate.reader.committed import mark_of
-from mapstate.reader.forms import JsonKeys, JsonRows, time_asked, typed_keys
+from mapstate.reader.forms import JsonKeys, JsonRows, time_asked, time_given, typed_keys
 from mapstate.reader.rolling import earliest_end, readable_fields
 from mapstate.reader.times import Time, shown_time
 from mapstate.schema import KeyField
@@ -267,7 +267,7 @@ def check_names(request: Request, known: set[str]) -> None:
 
 def time_of(ledger: LedgerRecord, text: str | None) -> Any:
     """A time of a state with windows. Raises UsageError."""
-    return None if text is None else typed_keys([text], ledger.keys[:1])[0][0]
+    return None if text is None else time_given(text, ledger.keys[0].type)
 
 
 def at_of(ledger: LedgerRecord, given: Any) -> Any:
