@@ -219,6 +219,19 @@ def test_a_batch_id_that_is_not_sparks_is_refused(url, spark, given):
         run(spark, given, lambda rows, batch_id: job(rows, batch_id + 1000))
 
 
+@pytest.mark.parametrize("number", [True, None, 1.0, "1"])
+def test_what_is_no_number_of_a_batch_is_refused_and_the_ledger_can_be_read(number, spark, tmp_path):
+    """True counted as batch 1, and stood in the ledger as true, which none reads."""
+    rows = spark.createDataFrame([("a",)], "k string")
+    url = f"sqlite:///{tmp_path}/s.db"
+    job: Any = newStream("rows", rows).groupBy("k").persistentAggregate(opaque(url, "s"), n=Count())
+    job(rows, 0)
+    with pytest.raises(UsageError, match="the number of a batch is an int"):
+        job(rows, number)
+    assert ledger(url, "s").last_commit.batch_id == 0
+    job(rows, 1)
+
+
 def test_a_thread_that_outlives_its_query_writes_nothing(url, spark, given):
     job, kept = counts_of(spark, given, opaque(url)), []
     run(spark, given, lambda rows, batch_id: kept.append((rows, batch_id)))

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from mapstate.errors import MapStateError, UsageError
+from mapstate.errors import MapStateError, UsageError, shown
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.job import Declared
 
@@ -21,6 +21,8 @@ class Query(Declared):
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
         if not self.plan.branches and not self.plan.after_commit:
             raise UsageError(f"the stream {self.name!r}{self.owner} has no state to keep")
+        if type(batch_id) is not int:  # a ledger would hold what none can read
+            raise UsageError(f"the number of a batch is an int, not {shown(batch_id)}. Nothing was written.")
         if self.driver is None:
             self.driver = BatchDriver(self.plan)
         self.last_call = batch_id, None
