@@ -368,3 +368,15 @@ def test_the_extras_that_the_manifests_name_exist():
     for name in ("site.yaml", "serve.yaml"):
         for named in re.findall(r"mapstate\[([\w,]+)\]", (ROOT / "examples" / "deploy" / name).read_text()):
             assert set(named.split(",")) <= set(extras)
+
+
+@pytest.mark.parametrize("number", [True, 2.0, 2.5])
+def test_what_no_record_can_hold_is_refused_and_the_record_can_be_read(number, url):
+    """It was written, and then no word reached the topology any more."""
+    submitted(url)
+    with pytest.raises(UsageError, match="partitions is an int"):
+        control.rebalance(url, "site", partitions=number, timeout=0)
+    if number is True:
+        with pytest.raises(UsageError, match="a kill waits for"):
+            control.kill(url, "site", wait=number, timeout=0)
+    assert control.topology(url, "site").command == 0

@@ -139,7 +139,9 @@ def deactivate(record: ControlRecord | None, topology: str, at: str) -> ControlR
 
 def rebalance(record: ControlRecord | None, topology: str, partitions: int) -> ControlRecord:
     """So many partitions from the next batch on. Raises NotAliveError, UsageError."""
-    if not 1 <= partitions <= 100_000:  # which take Spark seconds per batch; more, minutes or the driver's memory
+    if (
+        type(partitions) is not int or not 1 <= partitions <= 100_000
+    ):  # which take Spark seconds per batch; more, minutes or the driver's memory
         raise UsageError(f"partitions is an int from 1 to 100,000, not {shown(partitions)}. Nothing was written.")
     record = _living(record, topology, "rebalance")
     if record.partitions == partitions:
@@ -152,8 +154,8 @@ def kill(record: ControlRecord | None, topology: str, wait: float, at: str) -> C
 
     Another kill sets another wait. Without a driver the topology is REMOVED at once.
     """
-    if not 0 <= wait <= _MOST_WAIT:
-        raise UsageError(f"a kill waits for 0 to {_MOST_WAIT:g} seconds, not {wait}. Nothing was written.")
+    if type(wait) not in (int, float) or not 0 <= wait <= _MOST_WAIT:
+        raise UsageError(f"a kill waits for 0 to {_MOST_WAIT:g} seconds, not {shown(wait)}. Nothing was written.")
     record = present(record, topology)
     killed = _next(record, status="KILLED", since=at, wait=wait, command=record.command + 1)
     return _removed(killed, at) if record.driver is None else killed
