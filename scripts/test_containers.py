@@ -69,6 +69,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
     )
     spark = (
         "seed_forgotten",
+        "correct",
         "count_windows",
         "dataframes",
         "drpc",
@@ -80,7 +81,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "seed",
         "session_windows",
     )
-    spark += ("small_batches", "spark_key_counts", "spark_stream", "topology", "window_joins", "windows")
+    spark += ("small_batches", "spark_key_counts", "spark_stream", "topology", "training", "window_joins", "windows")
     return [
         ("redis", {"MAPSTATE_TEST_REDIS_URL": f"redis://127.0.0.1:{variables['MAPSTATE_REDIS_PORT']}/0"}, redis),
         ("valkey", {"MAPSTATE_TEST_REDIS_URL": f"redis://127.0.0.1:{variables['MAPSTATE_VALKEY_PORT']}/0"}, redis),
@@ -98,7 +99,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         (
             "aerospike",
             {"MAPSTATE_TEST_AEROSPIKE_HOSTS": "127.0.0.1:3000"},
-            ("contract_aerospike", "aerospike", "aerospike_stand_in", *rolling, *spark),
+            ("contract_aerospike", "aerospike", "aerospike_stand_in", "forget", "swap", *rolling, *spark),
         ),
         (
             "postgresql",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from driven_reader import WAYS
+from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
 from rolled import Rolled, Row
 from service import client_of
 from typer.testing import CliRunner
@@ -21,7 +22,7 @@ import mapstate.operations.drop as dropping
 import mapstate.operations.swap as operation
 from mapstate import LIFETIME, open_reader
 from mapstate.backends import resolve
-from mapstate.capabilities import FenceToken
+from mapstate.capabilities import FenceToken, JointLedgers
 from mapstate.cli.commands import app
 from mapstate.errors import ConfigurationError, CorruptRecordError, StateNotFoundError, UsageError
 from mapstate.maps.operator_list import ListEntry, read_list, write_entries
@@ -35,22 +36,24 @@ from mapstate.protocol.ledger import Ledger
 from mapstate.schema import Field
 from mapstate.testing import wait_for
 
-REDIS = [pytest.param(on, marks=pytest.mark.redis) for on in ("redis", "cluster")]
+ONE_BY_ONE = [CLUSTER, AEROSPIKE]
 
 
-@pytest.fixture(params=["memory", "sqlite", *REDIS])
+@pytest.fixture(params=["memory", "sqlite", REDIS, *ONE_BY_ONE])
 def url(request: Any, tmp_path: Any) -> str:
     """A store of each kind, empty."""
-    if request.param in ("redis", "cluster"):
-        found: str = request.getfixturevalue(f"{request.param}_url")
-        return found
-    return f"memory://{tmp_path.name}" if request.param == "memory" else f"sqlite:///{tmp_path}/state.db"
+    return url_of(request, tmp_path)
 
 
 @pytest.fixture(params=WAYS)
 def opened(request: Any) -> Any:
     """Opens a reader, blocking or on an event loop."""
     return WAYS[request.param]["open_reader"]
+
+
+def one_by_one(url: str) -> bool:
+    """Whether the store cannot compare and change several ledgers in one write."""
+    return not isinstance(resolve(url).open("v"), JointLedgers)
 
 
 def versions(url: str, *ends: int, **changes: Any) -> list[Version]:
@@ -266,9 +269,8 @@ def test_a_version_that_lacks_a_correction_is_refused(url):
 
 def test_a_correction_between_the_comparison_and_the_write_is_compared_anew(url, monkeypatch):
     old, _ = versions(url, 5, 5)
-    is_cluster = url.startswith("redis+cluster")  # which cannot compare two ledgers in one write
-    on_call(monkeypatch, operation, "distance", 2 if is_cluster else 1, lambda: correct(old, "one"))
-    if is_cluster:
+    on_call(monkeypatch, operation, "distance", 2 if one_by_one(url) else 1, lambda: correct(old, "one"))
+    if one_by_one(url):
         assert swap(url, {"v": "v.2"})[0].record.to == "v.2"
     else:
         refused(url, "v.2", "lacks corrections")
@@ -282,7 +284,7 @@ def test_a_swap_says_what_it_did_not_ask(url):
     assert "mapstate compare v v.2" in said
     assert "the job of v.2 goes on: it last committed 2026-11-28T20:00:00Z" in said
     assert "(Sum(n) bigint, now Max(x) bigint)" in said
-    assert ("between the comparison and the write" in said) == url.startswith("redis+cluster")
+    assert ("between the comparison and the write" in said) == one_by_one(url)
 
 
 def test_a_name_may_be_an_alias_alone(url):
@@ -309,16 +311,15 @@ def test_several_names_are_swapped_in_one_write_or_none(url):
     versions(url, 5, 5, 4)
     for name in ("u", "u.2"):
         Version(url, state=name).batch_to(5, a=1)
-    one_by_one = url.startswith("redis+cluster")
-    if one_by_one:
+    if one_by_one(url):
         with pytest.raises(UsageError, match="--one-by-one"):
             swap(url, {"u": "u.2", "v": "v.2"})
     for behind_is in (0, 1):
         to = dict([("u", "u.2"), ("v", "v.3")][:: 1 if behind_is else -1])
         with pytest.raises(UsageError, match="behind"):
-            swap(url, to, one_by_one=one_by_one)
+            swap(url, to, one_by_one=one_by_one(url))
         assert [resolve(url).open(f"{name}.alias").load() for name in to] == [None, None]
-    assert [one.record.to for one in swap(url, {"u": "u.2", "v": "v.2"}, one_by_one=one_by_one)] == ["u.2", "v.2"]
+    assert [one.record.to for one in swap(url, {"u": "u.2", "v": "v.2"}, one_by_one=one_by_one(url))] == ["u.2", "v.2"]
 
 
 def test_a_swap_leaves_the_attempts_of_both_versions_alone(url):
@@ -330,31 +331,30 @@ def test_a_swap_leaves_the_attempts_of_both_versions_alone(url):
         assert job.store.claim(attempt.txid, 0, "another") == claim == "mine"
         with writer_of(job.store, attempt.token) as writer:
             writer.multi_get(["b"])
-            writer.multi_put(["b"], [b"[%d,7,1]" % attempt.txid])
+            writer.multi_put(["b"], job.codec.dumps([(attempt.txid, 7, 1)]))
         job.commit(attempt, 6, a=10)
     assert open_reader(url, "v").get("b") == {"n": 7}
 
 
 def test_a_batch_between_the_comparison_and_the_write_is_compared_anew(url, monkeypatch):
     old, _ = versions(url, 5, 5)
-    is_cluster = url.startswith("redis+cluster")  # which cannot compare two ledgers in one write
-    on_call(monkeypatch, operation, "distance", 2 if is_cluster else 1, lambda: old.batch_to(6, a=9))
-    if is_cluster:
+    on_call(monkeypatch, operation, "distance", 2 if one_by_one(url) else 1, lambda: old.batch_to(6, a=9))
+    if one_by_one(url):
         assert swap(url, {"v": "v.2"})[0].record.to == "v.2"
     else:
         refused(url, "v.2", "partition 0 of t by 1")
 
 
-@pytest.mark.redis
-def test_a_swap_that_keeps_a_version_first_and_is_refused_then_leaves_it_kept(cluster_url, monkeypatch):
-    old, new = versions(cluster_url, 5, 5)
+@pytest.mark.parametrize("url", ONE_BY_ONE, indirect=True)
+def test_a_swap_that_keeps_a_version_first_and_is_refused_then_leaves_it_kept(url, monkeypatch):
+    old, new = versions(url, 5, 5)
     on_call(monkeypatch, operation, "distance", 1, lambda: old.batch_to(6, a=9))
     with pytest.raises(UsageError, match="by 1"):
-        swap(cluster_url, {"v": "v.2"})
-    with open_reader(cluster_url, "v") as reader:
+        swap(url, {"v": "v.2"})
+    with open_reader(url, "v") as reader:
         assert reader.get("a") == {"n": 9}
     new.batch_to(6, a=8)
-    assert swap(cluster_url, {"v": "v.2"})[0].record == AliasRecord(
+    assert swap(url, {"v": "v.2"})[0].record == AliasRecord(
         alias="v", to="v.2", before="v", keeps=("v", "v.2"), number=1
     )
 
@@ -388,17 +388,17 @@ def test_a_drop_between_the_comparison_and_the_write_of_a_swap_wins(url, monkeyp
     assert open_reader(url, "v").get("a") == {"n": 1}
 
 
-@pytest.mark.redis
-def test_without_joint_ledgers_a_version_is_kept_before_its_ledger_is_read_again(cluster_url, monkeypatch):
-    versions(cluster_url, 5, 5)
+@pytest.mark.parametrize("url", ONE_BY_ONE, indirect=True)
+def test_without_joint_ledgers_a_version_is_kept_before_its_ledger_is_read_again(url, monkeypatch):
+    versions(url, 5, 5)
 
     def remove() -> None:
         with pytest.raises(UsageError, match="Nothing was removed"):
-            drop(cluster_url, "v.2")
+            drop(url, "v.2")
 
     on_call(monkeypatch, operation, "distance", 2, remove)
-    assert swap(cluster_url, {"v": "v.2"})[0].record.to == "v.2"
-    assert open_reader(cluster_url, "v").get("a") == {"n": 2}
+    assert swap(url, {"v": "v.2"})[0].record.to == "v.2"
+    assert open_reader(url, "v").get("a") == {"n": 2}
 
 
 @pytest.mark.parametrize("times", [40, pytest.param(1000, marks=pytest.mark.full)])

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from every_store import FULL, REDIS, url_of
+from every_store import AEROSPIKE, FULL, REDIS, url_of
 from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, Visits, contents
 from typer.testing import CliRunner
@@ -49,10 +49,10 @@ pytestmark = pytest.mark.spark
 FIRST = [(f"u{at % 7}", at) for at in range(100)]
 LATE = [("u1", 4_000), ("new", 5), ("new", 6), ("u2", 1)]
 WRONG = [("u3", 3), ("u3", 10), ("u4", 4)]
-STORES = ["sqlite", REDIS, FULL[-1]]
+FENCED = ["sqlite", REDIS, FULL[-1]]
 
 
-@pytest.fixture(params=STORES)
+@pytest.fixture(params=[*FENCED, AEROSPIKE])
 def url(request: Any, tmp_path: Path) -> str:
     return url_of(request, tmp_path)
 
@@ -336,6 +336,7 @@ def test_the_command_ledger_lists_corrections_and_a_forget_beside_them(spark, ur
         Ledger(resolve(url).open("visits"), "visits").rollback(ledger(url).last_commit.txid)
 
 
+@pytest.mark.parametrize("url", FENCED, indirect=True)
 def test_followers_get_the_keys_of_a_correction_and_of_one_that_was_taken_back(spark, visits, url):
     visits.put("0", FIRST)
     state = declared(spark, visits, url, partial(opaque, changes=10))

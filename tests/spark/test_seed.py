@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from every_store import AEROSPIKE
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, STORES_OF_BYTES, Visits, contents
@@ -47,7 +48,7 @@ def history(visits: Visits) -> Visits:
     return visits
 
 
-@pytest.mark.parametrize("each_url", STORES_OF_BYTES, indirect=True)
+@pytest.mark.parametrize("each_url", [*STORES_OF_BYTES, AEROSPIKE], indirect=True)
 @pytest.mark.parametrize("kind", [opaque, transactional])
 def test_the_history_is_batch_0_and_the_stream_goes_on_after_it(spark, history, each_url, kind):
     counts = declared(spark, history, each_url, kind)

@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pytest
-from every_store import CLUSTER, REDIS, url_of
+from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rolled import floor
@@ -175,7 +175,7 @@ CASES: list[Any] = [
 ]
 
 
-@pytest.fixture(params=["sqlite", REDIS, CLUSTER])
+@pytest.fixture(params=["sqlite", REDIS, CLUSTER, AEROSPIKE])
 def url(request: Any, tmp_path: Any) -> str:
     """A store of each kind that the workers reach, empty."""
     return url_of(request, tmp_path)
