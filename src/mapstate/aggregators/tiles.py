@@ -26,6 +26,11 @@ _Join = tuple[list[Any], int, Tiles, int]
 """The columns of a value and the place of a tile, and a partial and the place of the tile that is joined to it."""
 
 
+_Moves = tuple[list[int], list[Any], list[int]]
+_MOST_MOVES = 256
+"""The most starts of a value whose tiles a task remembers."""
+
+
 class TileFields(Fields):
     """The fields of a task: its values and its partials are `Tiles`. ``tiling`` is that of the attempt's horizon."""
 
@@ -34,6 +39,7 @@ class TileFields(Fields):
         self._tiling = tiling
         self._keeps_base = tiling.tiles([BASE]) == [BASE]
         self._kinds = [field.type for field in fields]
+        self._moves: dict[bytes, _Moves] = {}
 
     def combine_all(self, bases: list[Any], partials: list[Any]) -> list[Any]:
         """The new tiles of a chunk: the old ones folded, and the batch's added.
@@ -61,13 +67,13 @@ class TileFields(Fields):
         """
         if type(before) is not StoredTiles:
             return None
-        units, added = before.units(), partial.starts
-        targets: list[Any] = self._tiling.tiles(units)
+        added = partial.starts
+        units, targets, moving = self._moves.get(before.starts) or self._moves_of(before)
         changes_base = BASE in (*targets[:1], *added[:1]) or (before.base is not None and not self._keeps_base)
         if changes_base or targets[:1] in ([], [None]) or len(units) + len(added) >= MOST_STORED:
             return None
         edit, first = Edit(before, units), len(units)
-        for at in reversed([*compress(count(), map(ne, targets, units))]):
+        for at in moving:
             if at < first:
                 first, end = bisect_left(targets, targets[at]), bisect_right(targets, targets[at])
                 parts = [[number_at(column, own) for own in range(first, end)] for column in edit.columns]
@@ -84,6 +90,19 @@ class TileFields(Fields):
             else:
                 edit.replace(at, at, start, [column[place] for column in partial.columns])
         return edit
+
+    def _moves_of(self, before: StoredTiles) -> _Moves:
+        """The tiles of a value, the tile of each by now, and the places of those that move, from the last on.
+
+        Remembered, because the tiles of keys that have rows all the time begin at the same times.
+        """
+        if len(self._moves) >= _MOST_MOVES:
+            self._moves.clear()
+        units = before.units()
+        targets: list[Any] = self._tiling.tiles(units)
+        moves = units, targets, [*reversed([*compress(count(), map(ne, targets, units))])]
+        self._moves[before.starts] = moves
+        return moves
 
     def _placed(self, before: Tiles | None, partial: Tiles, joins: list[_Join]) -> Tiles:
         if before is None:

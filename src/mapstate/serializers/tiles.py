@@ -340,7 +340,6 @@ def _check_lengths(base: Any, starts: Any, *columns: Any) -> None:
                 raise ValueError(f"{len(starts) + base} tiles, and {len(column)} values")
         return
     count = packed_count(starts, 8)
-    for column in columns:
-        found = packed_count(column) if type(column) is bytes else len(column)
-        if found != count:
-            raise ValueError(f"{count} tiles, and {found} values")
+    found = [packed_count(column) if type(column) is bytes else len(column) for column in columns]
+    if found.count(count) != len(found):
+        raise ValueError(f"{count} tiles, and {found} values")
