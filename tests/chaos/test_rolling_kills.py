@@ -21,6 +21,7 @@ from rolling_job import LAG, RETENTION, STATES
 from mapstate import LIFETIME, errors, open_reader
 from mapstate.backends import resolve
 from mapstate.capabilities import JointLedgers
+from mapstate.protocol.windows import NEVER
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -37,6 +38,7 @@ STEPS: dict[str, list[Any]] = {
     "after the commit": [["swap_all", {"after": True, "where": "Commits"}]],
 }
 USERS = "vwxyz"
+BEFORE_ANY_ROW = -(10**9)
 
 
 @pytest.fixture(params=[*FULL[1:], REDIS, AEROSPIKE])
@@ -154,10 +156,12 @@ class RollingChain:
             # A begin behind the last commit may have moved the horizon; no batch may move it further.
             due_end = floor(mark - RETENTION, unit)
             assert ledger.rolling is not None
-            first_end = ledger.rolling.definition.time(ledger.rolling.horizon) if horizon is not None else due_end
+            has_horizon = ledger.rolling.horizon != NEVER
+            first_end = ledger.rolling.definition.time(ledger.rolling.horizon) if has_horizon else None
             assert first_end in (horizon, due_end), when
             live = floor(newest, unit)
-            marked = first_end if safe is None else max(first_end, floor(safe, unit))
+            ends = [first_end, None if safe is None else floor(safe, unit)]
+            marked = max((end for end in ends if end is not None), default=BEFORE_ANY_ROW)
             asked: list[Any] = [(None, live, live + unit), ("watermark", marked, marked)]
             asked += [(at, floor(at, unit), floor(at, unit)) for at in range(due_end, newest + 80, 7)]
             for at, end, until in asked:

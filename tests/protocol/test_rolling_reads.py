@@ -8,6 +8,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -31,6 +32,7 @@ from mapstate.errors import (
 )
 from mapstate.keys import KeyCodec
 from mapstate.operations.doctor import examine
+from mapstate.protocol.ledger_record import encode_ledger
 from mapstate.reader import StateReader, open_reader, rolling
 from mapstate.serializers import serializer, tiles
 
@@ -279,6 +281,20 @@ def test_the_watermark_can_be_asked_for_before_any_row(url, opened):
     job.attempt()
     with opened(url, "s") as reader:
         assert reader.get("ann", at="watermark") is None
+
+
+@pytest.mark.parametrize(("batches", "mark"), [(1, -(10**9)), (2, 100)])
+def test_the_watermark_is_that_of_the_batches_that_no_restart_takes_back(url, opened, batches, mark):
+    """The first batch has none before it: then it is before any row."""
+    job = Rolled(url)
+    for end in (100, 140)[:batches]:
+        job.batch(Row(end - 10, "ann", 3), Row(end, "ann", 4))
+    last = msgspec.structs.replace(job.record.last_commit, apart_from=("a state in another store",))
+    record = msgspec.structs.replace(job.record, last_commit=last)
+    assert job.store.swap(encode_ledger(record), job.store.load()[1], record.fence())
+    with opened(url, "s") as reader:
+        right = shown(job.rows, "ann", WINDOWS, end=mark, until=mark)
+        assert reader.multi_get(["ann", "bob"], at="watermark") == [right, None]
 
 
 def test_a_time_has_a_zone(url, opened):
