@@ -20,6 +20,7 @@ from mapstate.cli.commands import app
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
+    DuplicateNameError,
     KeyEncodingError,
     StateOwnershipError,
     UsageError,
@@ -256,6 +257,15 @@ def test_a_schema_that_cannot_be_read_is_refused(storm, bad):
     done = run("adopt", storm.url, "visits", *args, "--yes")
     assert done.exit_code == 2
     assert repr(bad[1]) in done.output
+
+
+def test_two_columns_of_one_name_are_not_adopted(storm):
+    """No job could open such a state, and a reader would show one of the two."""
+    storm.put({"a": b"[7,1,null]"})
+    n = Field("N", "Count", "bigint")
+    with pytest.raises(DuplicateNameError, match="'n' is taken"):
+        adopt(storm.url, "visits", type="opaque", keys=(KeyField("n", "string"),), fields=(n,))
+    assert storm.client.get(f"{storm.name}!ledger") is None
 
 
 N = Field("n", "Sum(n)", "bigint")

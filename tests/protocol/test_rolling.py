@@ -31,10 +31,9 @@ from mapstate.aggregators.tiles import Answers, TileFields
 from mapstate.errors import ConfigurationError, CorruptRecordError, DuplicateNameError, ValueOverflowError
 from mapstate.protocol.rolling import RollingDefinition, RollingRecord, RollingWindow, Tiling, columns_of
 from mapstate.protocol.windows import NEVER, WindowCommit
-from mapstate.schema import Field
+from mapstate.schema import Field, check_unique
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.serializers.tiles import BASE, Earlier, StoredTiles, Tiles, tiles_of, undo_of
-from mapstate.spark.steps.columns import check_unique
 
 DATA = Path(__file__).parents[1] / "data" / "rolling"
 FORMS = ["json", "msgpack", "native"]

@@ -25,7 +25,7 @@ from mapstate.protocol.ledger_record import Commit, LedgerRecord, encode_ledger
 from mapstate.protocol.opening import clock_txid
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store, record_pages
 from mapstate.reader.scans import read_reports
-from mapstate.schema import Field, KeyField, StateType
+from mapstate.schema import Field, KeyField, StateType, check_unique
 from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named
 
@@ -75,6 +75,7 @@ def adopt(
         UsageError: There is a ledger already, or no record; the reports do not tell which records count; or the store
             cannot list its keys.
         CorruptRecordError: A record is not of this type.
+        DuplicateNameError: Two columns have one name, so no job could open the state.
         KeyEncodingError: A key is not one of these columns as mapstate writes it.
         StoreError: The store failed.
 
@@ -82,6 +83,7 @@ def adopt(
     fields added since are not noticed.
 
     """
+    check_unique([one.name for one in (*keys, *fields)])
     with opened(backend_or_url, state) as store:
         can_scan = isinstance(store, Scan)
         if not can_scan:

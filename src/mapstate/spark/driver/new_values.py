@@ -14,7 +14,7 @@ from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.record_pass import all_records
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.stored_ledger import record_pages
-from mapstate.schema import KeyField
+from mapstate.schema import INSIDE, KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.driver.access import configured
 from mapstate.spark.executor.task import REPORT_COLUMN, arrow_schema
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-INSIDE = "__mapstate_"
 OLD_COLUMN = f"{INSIDE}old_"
 WAS_THERE = f"{INSIDE}was_there"
 IS_THERE = f"{INSIDE}is_there"

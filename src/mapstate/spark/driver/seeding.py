@@ -35,7 +35,7 @@ from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.seed_ledgers import SeedLedgers
 from mapstate.protocol.seeding import is_complete, with_windows
 from mapstate.protocol.windows import WindowCommit
-from mapstate.schema import KeyField
+from mapstate.schema import INSIDE, KeyField
 from mapstate.spark.driver import repeats
 from mapstate.spark.driver.access import Access, configured, is_connect, java_class
 from mapstate.spark.driver.apply import Grouping, apply_on_executors
@@ -43,7 +43,6 @@ from mapstate.spark.driver.event_time import TimedState, window_reports
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import ONE_DRAW, through
 from mapstate.spark.driver.job import Follower, StreamPlan
-from mapstate.spark.driver.new_values import INSIDE
 from mapstate.spark.driver.offsets import PlannedBatches
 from mapstate.spark.driver.query_run import QueryRun, has_ended
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy

@@ -13,8 +13,8 @@ from mapstate.maps.pane_index import slices, windows_of_ledger
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
 from mapstate.protocol.sessions import FIRST, LAST, last_panes, pane_to_settle
 from mapstate.protocol.windows import NEVER, Named, PaneChange, WindowCommit
+from mapstate.schema import INSIDE
 from mapstate.spark.driver.apply import Grouping
-from mapstate.spark.driver.new_values import INSIDE
 from mapstate.spark.driver.windows import WindowedState
 from mapstate.spark.executor.session_task import FiredSessionTask, SessionRows, SettleTask
 from mapstate.spark.executor.task import TaskReport

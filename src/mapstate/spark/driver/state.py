@@ -15,10 +15,11 @@ from mapstate.capabilities import Reports
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.opening import clock_txid
 from mapstate.protocol.refusals import other_column, ran_twice, unaccounted
+from mapstate.schema import INSIDE
 from mapstate.spark.driver.apply import AttemptResult, Grouping, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
-from mapstate.spark.driver.new_values import INSIDE, new_values_type
+from mapstate.spark.driver.new_values import new_values_type
 from mapstate.spark.executor.task import BatchTask
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 from mapstate.aggregators.columns import column_of
 from mapstate.protocol.rolling import RollingDefinition, RollingRecord
 from mapstate.protocol.windows import LATEST, NEVER, Panes
+from mapstate.schema import INSIDE
 from mapstate.serializers.tiles import BASE
 from mapstate.spark.driver.job import Branch, Windows
-from mapstate.spark.driver.new_values import INSIDE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

@@ -16,7 +16,6 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, DuplicateNameError, UnknownColumnError
 from mapstate.spark.driver.access import is_connect
-from mapstate.spark.driver.new_values import INSIDE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -47,18 +46,6 @@ def column_names(frame_schema: StructType, columns: Iterable[str], caller: str) 
                 name=name,
             )
     return names
-
-
-def check_unique(names: Sequence[str]) -> None:
-    """Raises DuplicateNameError for a name that comes twice, or that is one of mapstate's own."""
-    folded = [name.casefold() for name in names]  # as Spark compares them
-    for name in names:
-        if folded.count(name.casefold()) > 1 or name.casefold().startswith(INSIDE):
-            raise DuplicateNameError(
-                f"the name {name!r} is taken: key columns, aggregates and what an updater emits each need a name of "
-                f"their own, and those that begin with {INSIDE} are mapstate's",
-                name=name,
-            )
 
 
 @dataclass(frozen=True, eq=False)  # Columns have no truth value, and two of one text may differ

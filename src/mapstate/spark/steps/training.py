@@ -21,8 +21,7 @@ from mapstate.reader.aliased import version_of
 from mapstate.reader.rolling import end_of, no_rolling_windows, readable_fields
 from mapstate.reader.tables import types_of
 from mapstate.reader.times import clamped
-from mapstate.schema import Field, TimeType
-from mapstate.spark.driver.new_values import INSIDE
+from mapstate.schema import INSIDE, Field, TimeType
 from mapstate.spark.executor.query_task import QueryTask
 from mapstate.spark.executor.task import arrow_schema
 from mapstate.spark.executor.training_task import AsOf, HistoryTask, PlannedState

@@ -12,12 +12,12 @@ from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.counted import CountWindows
 from mapstate.aggregators.results import check_joined
 from mapstate.errors import UsageError
-from mapstate.schema import Field
+from mapstate.schema import Field, check_unique
 from mapstate.spark.driver.apply import Grouping
 from mapstate.spark.driver.job import Branch, Downstream, Follower, Job
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.interfaces import ensure_picklable
-from mapstate.spark.steps.columns import check_unique, column_names, empty_frame
+from mapstate.spark.steps.columns import column_names, empty_frame
 from mapstate.spark.streams.grouped import InWindows, check_of_windows
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
 from mapstate.spec import StateSpec

@@ -17,7 +17,7 @@ from mapstate.errors import (
     UnsupportedTypeError,
 )
 from mapstate.keys import KeyCodec
-from mapstate.schema import Field, KeyField
+from mapstate.schema import Field, KeyField, check_unique
 from mapstate.serializers.value_types import WireForm, wire_type
 from mapstate.spark.driver.job import Job, Step
 from mapstate.spark.executor.error_text import as_note
@@ -27,7 +27,6 @@ from mapstate.spark.steps.columns import (
     Expressions,
     Select,
     analysed,
-    check_unique,
     expressions_of,
     has_expressions,
     is_column,

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, IncompleteBatchError, check_range
+from mapstate.schema import check_unique
 from mapstate.spark.driver.access import configured
 from mapstate.spark.driver.frames import computed_once, through
 from mapstate.spark.driver.job import AfterCommit, Downstream, Follower, Step
 from mapstate.spark.executor.task import REPORT_COLUMN, TaskReport, reports_of
 from mapstate.spark.executor.update_task import UpdateTask
 from mapstate.spark.interfaces import StateFactory, StateUpdater, ensure_picklable
-from mapstate.spark.steps.columns import check_unique, column_names, empty_frame
+from mapstate.spark.steps.columns import column_names, empty_frame
 from mapstate.spark.steps.state_query import StaticState
 from mapstate.spark.streams.persistent_aggregate import NewValuesStream
 from mapstate.spark.streams.query import OfQuery, Query

@@ -15,11 +15,12 @@ from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.retraction import SIGN, monotone_columns, retractable
 from mapstate.errors import ConfigurationError, DuplicateNameError, shown
+from mapstate.schema import INSIDE
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.frames import through
 from mapstate.spark.driver.job import AfterCommit, Branch, Downstream, Follower, Job, OnBatch, Step, StreamPlan
-from mapstate.spark.driver.new_values import INSIDE, IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
+from mapstate.spark.driver.new_values import IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
 from mapstate.spark.driver.repeats import branches_of
 from mapstate.spark.driver.uncounted_files import Start, starting_offsets
 from mapstate.spark.steps.columns import empty_frame

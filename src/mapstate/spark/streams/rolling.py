@@ -14,10 +14,11 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.results import check_joined
 from mapstate.errors import ConfigurationError, UsageError
 from mapstate.protocol.rolling import columns_of
+from mapstate.schema import check_unique
 from mapstate.spark.driver.job import Job, Windows
 from mapstate.spark.driver.rolling import RollingState
 from mapstate.spark.driver.window_rows import LateRows
-from mapstate.spark.steps.columns import check_unique, empty_frame
+from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.streams.grouped import InWindows
 from mapstate.spark.streams.persistent_aggregate import PersistentAggregate
 from mapstate.spec import StateSpec
