@@ -83,7 +83,7 @@ def adopt(
     fields added since are not noticed.
 
     """
-    check_unique([one.name for one in (*keys, *fields)])
+    check_unique([*(key.name for key in keys), *(field.name for field in fields)])
     with opened(backend_or_url, state) as store:
         can_scan = isinstance(store, Scan)
         if not can_scan:
