@@ -334,7 +334,7 @@ class Seeding:
         partitions = int(session.conf.get("spark.sql.shuffle.partitions") or 1)
         partitions = max(partitions, (wanted or 1) * self._access.parallelism())
         with configured(self._df, {**ONE_DRAW, **_AS_WRITTEN, "spark.sql.shuffle.partitions": str(partitions)}):
-            grouped = self._state.in_buckets(grouping.of(rows), grouping)
+            grouped = self._state.as_staged(grouping.of(rows), grouping)
             grouped.write.mode("overwrite").option("maxRecordsPerFile", 0).parquet(f"{self._root}/{name}")
         files = self._files(name, grouped.schema)
         read = session.read.schema(grouped.schema).parquet(f"{self._root}/{name}")

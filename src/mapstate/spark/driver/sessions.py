@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class SessionState(WindowedState):
     """A state with sessions."""
 
-    def in_buckets(self, grouped: DataFrame, grouping: Grouping) -> DataFrame:
+    def as_staged(self, grouped: DataFrame, grouping: Grouping) -> DataFrame:
         """Sessions are longer than panes, and only all pieces of a key say which of them are over."""
         keys = grouping.places[1:]
         return grouped.repartition(*keys) if keys else grouped.repartition(1)

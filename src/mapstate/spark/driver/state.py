@@ -104,8 +104,8 @@ class StateDriver:
         task, grouping = self.task(frame, record, attempt)
         return self._checked(grouping.of(frame), task, grouping, rows_sent)
 
-    def in_buckets(self, grouped: DataFrame, grouping: Grouping) -> DataFrame:  # noqa: ARG002
-        """Grouped rows as a seed's stage has them: what counts together is in one partition, and so in one bucket."""
+    def as_staged(self, grouped: DataFrame, grouping: Grouping) -> DataFrame:  # noqa: ARG002
+        """Grouped rows as a seed's stage has them: what is told together is in one file."""
         return grouped
 
     def live(self, staged: DataFrame, grouping: Grouping, record: LedgerRecord) -> DataFrame:  # noqa: ARG002
