@@ -71,6 +71,13 @@ class Backend(Protocol):
         ...
 
 
+def close_if_possible(thing: Any) -> None:
+    """Close a store, a writer, or a state of a user's own, if it has a ``close()``."""
+    close = getattr(thing, "close", None)
+    if close is not None:
+        close()
+
+
 def check_lengths(keys: Sequence[Any], others: Sequence[Any], name: str) -> None:
     """Raises UsageError unless there is one of ``others`` per key. ``name`` is theirs, in the message."""
     if len(keys) != len(others):

@@ -9,7 +9,7 @@ import json
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
-from mapstate.backing_map import IBackingMap
+from mapstate.backing_map import IBackingMap, close_if_possible
 from mapstate.findings import Finding
 
 __all__ = [
@@ -187,13 +187,6 @@ class FilteredWrites(Protocol):
         with a txid only. The writer has the ``multi_rewrite`` of `Rewrites`, and mapstate never removes with it.
         """
         ...
-
-
-def close_if_possible(thing: Any) -> None:
-    """Close a store, a writer, or a state of a user's own, if it has a ``close()``."""
-    close = getattr(thing, "close", None)
-    if close is not None:
-        close()
 
 
 @runtime_checkable

@@ -399,3 +399,19 @@ def cut(text: object) -> str:
     """The first hundred characters of a text that may hold a value, such as another library's error."""
     text = str(text)
     return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+
+
+INSIDE = "__mapstate_"
+"""The names of columns that begin so are mapstate's."""
+
+
+def check_unique(names: Sequence[str]) -> None:
+    """Raises DuplicateNameError for a name that comes twice, or that is one of mapstate's own."""
+    folded = [name.casefold() for name in names]  # as Spark compares them
+    for name in names:
+        if folded.count(name.casefold()) > 1 or name.casefold().startswith(INSIDE):
+            raise DuplicateNameError(
+                f"the name {name!r} is taken: key columns, aggregates and what an updater emits each need a name of "
+                f"their own, and those that begin with {INSIDE} are mapstate's",
+                name=name,
+            )

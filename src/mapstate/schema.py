@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
 from typing import Literal, NamedTuple
-
-from mapstate.errors import DuplicateNameError
-
-INSIDE = "__mapstate_"
-"""The names of columns that begin so are mapstate's."""
 
 StateType = Literal["non-transactional", "transactional", "opaque"]
 
@@ -68,15 +62,3 @@ def time_text(number: int, time: TimeType) -> str:
 def span_text(number: int, time: TimeType) -> str:
     """A duration for people."""
     return str(number) if time == "bigint" else f"{number / 1_000_000:.6f}".rstrip("0").rstrip(".") + " s"
-
-
-def check_unique(names: Sequence[str]) -> None:
-    """Raises DuplicateNameError for a name that comes twice, or that is one of mapstate's own."""
-    folded = [name.casefold() for name in names]  # as Spark compares them
-    for name in names:
-        if folded.count(name.casefold()) > 1 or name.casefold().startswith(INSIDE):
-            raise DuplicateNameError(
-                f"the name {name!r} is taken: key columns, aggregates and what an updater emits each need a name of "
-                f"their own, and those that begin with {INSIDE} are mapstate's",
-                name=name,
-            )

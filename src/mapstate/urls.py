@@ -81,8 +81,7 @@ def boolean(text: str) -> bool:
     return value
 
 
-def parsed(kind: Callable[[str], Any], text: str) -> Any:
-    """The value of a text in a URL: what ``kind`` makes of it. Raises ValueError."""
+def _parsed(kind: Callable[[str], Any], text: str) -> Any:
     if kind in (int, float) and not _NUMBER.fullmatch(text):
         raise ValueError("no number as URLs have them")
     return kind(text)
@@ -108,7 +107,7 @@ def parameters_in(scheme: str, query: str, known: Parameters) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, text in given.items():
         try:
-            values[name] = parsed(known[name], text)
+            values[name] = _parsed(known[name], text)
         except ValueError as error:
             raise ConfigurationError(f"the parameter {name} cannot be {shown(text)}") from error
     return values

@@ -28,10 +28,10 @@ from mapstate.aggregators.bulk_tiles import FEWEST
 from mapstate.aggregators.results import joins_of
 from mapstate.aggregators.sketches import SKETCHES
 from mapstate.aggregators.tiles import Answers, TileFields
-from mapstate.errors import ConfigurationError, CorruptRecordError, DuplicateNameError, ValueOverflowError
+from mapstate.errors import ConfigurationError, CorruptRecordError, DuplicateNameError, ValueOverflowError, check_unique
 from mapstate.protocol.rolling import RollingDefinition, RollingRecord, RollingWindow, Tiling, columns_of
 from mapstate.protocol.windows import NEVER, WindowCommit
-from mapstate.schema import Field, check_unique
+from mapstate.schema import Field
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.serializers.tiles import BASE, Earlier, StoredTiles, Tiles, tiles_of, undo_of
 

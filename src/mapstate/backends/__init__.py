@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from mapstate.backing_map import Backend
-from mapstate.capabilities import ListsStates, close_if_possible
+from mapstate.backing_map import Backend, close_if_possible
+from mapstate.capabilities import ListsStates
 from mapstate.errors import ConfigurationError, MapStateError, StateNotFoundError, missing_driver, shown
 from mapstate.urls import LIKE_A_URL
 

@@ -18,14 +18,14 @@ from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Scan
-from mapstate.errors import CorruptRecordError, KeyEncodingError, UsageError, shown
+from mapstate.errors import CorruptRecordError, KeyEncodingError, UsageError, check_unique, shown
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.maps.record_pass import all_records
 from mapstate.protocol.ledger_record import Commit, LedgerRecord, encode_ledger
 from mapstate.protocol.opening import clock_txid
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store, record_pages
 from mapstate.reader.scans import read_reports
-from mapstate.schema import Field, KeyField, StateType, check_unique
+from mapstate.schema import Field, KeyField, StateType
 from mapstate.serializers import RecordCodec
 from mapstate.serializers import serializer as serializer_named
 

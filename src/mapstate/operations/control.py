@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any, NamedTuple, Self
 
 from mapstate.backends import check_state_name, resolve
-from mapstate.backing_map import Backend
-from mapstate.capabilities import FenceToken, ListsStates, close_if_possible
+from mapstate.backing_map import Backend, close_if_possible
+from mapstate.capabilities import FenceToken, ListsStates
 from mapstate.errors import CorruptRecordError, UsageError
 from mapstate.protocol import control
 from mapstate.protocol.control import CONTROL_SUFFIX, ControlRecord, DriverRecord, decode_control, is_control

@@ -15,8 +15,7 @@ from typing import Any
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import naming, resolve
-from mapstate.backing_map import Backend
-from mapstate.capabilities import close_if_possible
+from mapstate.backing_map import Backend, close_if_possible
 from mapstate.errors import MapStateError, StateNotFoundError
 from mapstate.protocol.alias import ALIAS_SUFFIX, AliasRecord, decode_alias, is_alias
 from mapstate.protocol.stored_ledger import ledger_store

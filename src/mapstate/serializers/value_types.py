@@ -37,8 +37,6 @@ _SCALARS: dict[str, Any] = {
 }
 
 
-_DECIMAL = re.compile(r"decimal\([0-9]{1,2},[0-9]{1,2}\)")
-
 INTEGERS = [name for name, kind in _SCALARS.items() if kind is int]
 """The types of integers of at most 64 bits."""
 
@@ -69,7 +67,7 @@ def wire_type(name: str, form: WireForm) -> Any:
             for part in struct_parts(name)
         ]
         return tuple[tuple(parts)] | None  # type: ignore[misc]
-    if _DECIMAL.fullmatch(name):
+    if re.fullmatch(r"decimal\([0-9]{1,2},[0-9]{1,2}\)", name):
         return Decimal | None
     if name not in _SCALARS:
         raise UnsupportedTypeError(f"a state cannot hold values of the type {name}", type=name)

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple, TypeVar
 from mapstate import errors
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import check_state_name, resolve
-from mapstate.backing_map import Backend
+from mapstate.backing_map import Backend, close_if_possible
 from mapstate.batch_report import BatchReport
-from mapstate.capabilities import ListsStates, close_if_possible
+from mapstate.capabilities import ListsStates
 from mapstate.errors import DataError, MapStateError, StateNotFoundError, UsageError, WindowGoneError
 from mapstate.keys import Key
 from mapstate.operations.states import state_names

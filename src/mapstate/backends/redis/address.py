@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from mapstate import urls
 from mapstate.errors import ConfigurationError
-from mapstate.urls import Parameters, Url, parsed, shown_address
+from mapstate.urls import Parameters, Url, shown_address
 
 _SHORTEST, _LONGEST = 0.001, 86_400  # seconds that a socket waits
 _MOST = 2**31 - 1
@@ -39,12 +39,18 @@ class Place(NamedTuple):
     shown: Callable[[Any], str]
 
 
+def _number(text: str) -> int:
+    if not re.fullmatch("[0-9]*", text):  # int() also reads 1_0, and digits of any script
+        raise ValueError("no number of a database")
+    return int(text or 0)
+
+
 def _read_server(url: Url) -> dict[str, Any]:
     ((host, port),) = url.hosts
     return {
         "host": host or "localhost",
         "port": 6379 if port is None else port,
-        "db": parsed(int, url.path.strip("/") or "0"),
+        "db": _number(url.path.strip("/")),
     }
 
 
@@ -57,7 +63,7 @@ def _read_socket(url: Url) -> dict[str, Any]:
 def _read_sentinels(url: Url) -> dict[str, Any]:
     master, _, db = url.path.strip("/").partition("/")
     hosts = tuple((host, 26379 if port is None else port) for host, port in url.hosts)
-    return {"sentinels": hosts, "master": master, "db": parsed(int, db or "0")}
+    return {"sentinels": hosts, "master": master, "db": _number(db)}
 
 
 def _read_cluster(url: Url) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from mapstate.backends.redis.connection import EXEC, INFO, MULTI, Server, comman
 from mapstate.backends.redis.hash_layouts import PackedLayout
 from mapstate.backends.redis.layout import Layout, StringLayout, escaped
 from mapstate.backends.redis.listing import ScanPosition, Walk, digest_of, torn, walked, walked_nodes
-from mapstate.capabilities import FenceToken, Scan, close_if_possible, state_in
+from mapstate.backing_map import close_if_possible
+from mapstate.capabilities import FenceToken, Scan, state_in
 from mapstate.errors import CorruptRecordError, FencedError, StoreError, StoreFullError, StoreUnavailableError
 from mapstate.findings import DistinctKeys, Finding, Unreadable
 

@@ -19,7 +19,8 @@ import msgspec
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.retraction import SIGN, correctable
 from mapstate.backends import opened
-from mapstate.capabilities import FencedWrites, close_if_possible
+from mapstate.backing_map import close_if_possible
+from mapstate.capabilities import FencedWrites
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.keys import KeyCodec
 from mapstate.maps.operator_list import ListedKeys, ListEntry, check_id, of_kind, read_list, write_entries

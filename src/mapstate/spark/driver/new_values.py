@@ -9,12 +9,12 @@ import pyarrow as pa
 
 from mapstate.aggregators.fields import Fields
 from mapstate.capabilities import Scan
-from mapstate.errors import UsageError
+from mapstate.errors import INSIDE, UsageError
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.record_pass import all_records
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.stored_ledger import record_pages
-from mapstate.schema import INSIDE, KeyField
+from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.driver.access import configured
 from mapstate.spark.executor.task import REPORT_COLUMN, arrow_schema

@@ -15,9 +15,9 @@ import msgspec
 from mapstate.aggregators.tiles import TileFields
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, LedgerRecord, OpenRequest
 from mapstate.protocol.rolling import RollingRecord
-from mapstate.protocol.windows import LATEST, NEVER, WindowCommit
+from mapstate.protocol.windows import LATEST, WindowCommit
 from mapstate.schema import KeyOrder, time_text
-from mapstate.spark.driver.apply import AttemptResult, Grouping
+from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.event_time import TimedGrouping, TimedState, window_reports
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch
@@ -93,12 +93,6 @@ class RollingState(TimedState):
         result = super().attempt(sent, record, attempt)
         result.window_commit = self.window_commit(record, window_reports(result.reports))
         return result
-
-    def live(self, staged: DataFrame, grouping: Grouping, record: LedgerRecord) -> DataFrame:  # noqa: ARG002
-        kept = record.rolling
-        if kept is None or (first := kept.first_time()) == NEVER:
-            return staged
-        return staged.where(f"not coalesce({TILE} < {kept.definition.units(first)}L, false)")
 
     def window_commit(self, record: LedgerRecord, found: Sequence[WindowReport]) -> WindowCommit:
         """See `TimedState.window_commit`; then the times of rows that count, and the latest one."""

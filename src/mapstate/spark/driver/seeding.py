@@ -26,16 +26,17 @@ import pyarrow as pa
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.counted import CountWindows
 from mapstate.backends import opened
-from mapstate.errors import ConfigurationError, UsageError
+from mapstate.errors import INSIDE, ConfigurationError, UsageError
 from mapstate.keys import KeyCodec
 from mapstate.maps.operator_list import ForgottenRows, ListEntry, Place, write_entries
+from mapstate.maps.pane_index import windows_of_ledger
 from mapstate.maps.serialized import writer_of
 from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, digest_of, now
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.seed_ledgers import SeedLedgers
-from mapstate.protocol.seeding import is_complete, with_windows
-from mapstate.protocol.windows import WindowCommit
-from mapstate.schema import INSIDE, KeyField
+from mapstate.protocol.seeding import first_pane, is_complete, with_windows
+from mapstate.protocol.windows import NEVER, WindowCommit
+from mapstate.schema import KeyField
 from mapstate.spark.driver import repeats
 from mapstate.spark.driver.access import Access, configured, is_connect, java_class
 from mapstate.spark.driver.apply import Grouping, apply_on_executors
@@ -46,6 +47,7 @@ from mapstate.spark.driver.job import Follower, StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches
 from mapstate.spark.driver.query_run import QueryRun, has_ended
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
+from mapstate.spark.driver.sessions import SessionState
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.driver.window_rows import TILE, beside_of
 from mapstate.spark.driver.windows import WindowedState
@@ -334,7 +336,9 @@ class Seeding:
         partitions = int(session.conf.get("spark.sql.shuffle.partitions") or 1)
         partitions = max(partitions, (wanted or 1) * self._access.parallelism())
         with configured(self._df, {**ONE_DRAW, **_AS_WRITTEN, "spark.sql.shuffle.partitions": str(partitions)}):
-            grouped = self._state.as_staged(grouping.of(rows), grouping)
+            grouped = grouping.of(rows)
+            if isinstance(self._state, SessionState):
+                grouped = self._state.as_staged(grouped, grouping)
             grouped.write.mode("overwrite").option("maxRecordsPerFile", 0).parquet(f"{self._root}/{name}")
         files = self._files(name, grouped.schema)
         read = session.read.schema(grouped.schema).parquet(f"{self._root}/{name}")
@@ -344,7 +348,7 @@ class Seeding:
             ((forgotten,),) = read.where(_FORGOTTEN).agg(F.sum(counted)).collect()
             read = read.where(f"not {_FORGOTTEN}")
         windows = _windows_of(read, self._state, rows, record)
-        live = self._state.live(read, grouping, with_windows(record, windows))
+        live = _live(self._state, read, grouping, with_windows(record, windows))
         ((lines, count),) = live.agg(F.count(F.lit(1)), F.sum(counted)).collect()
         if live is not read and windows is not None:
             ((every,),) = read.agg(F.sum(counted)).collect()
@@ -368,7 +372,7 @@ class Seeding:
         staged = session.read.schema(schema).parquet(*files) if files else session.createDataFrame([], schema)
         if self._forgotten is not None:
             staged = staged.where(f"not {_FORGOTTEN}").drop(_FORGOTTEN)
-        staged = self._state.live(staged, self._state.grouping_of(rows, record), record)
+        staged = _live(self._state, staged, self._state.grouping_of(rows, record), record)
         if record.seed is not None and record.seed.done == 0 and self._forgotten is not None:
             self._copy_list(self._forgotten, record, attempt)
         result = self._state.attempt_staged(rows, staged, record, attempt)
@@ -417,6 +421,19 @@ class Seeding:
 def _row_keys(state: StateDriver) -> Sequence[KeyField]:
     """The key columns that rows have before they are `StateDriver.keyed`."""
     return state.job.keys[1:] if isinstance(state, WindowedState) else state.job.keys
+
+
+def _live(state: StateDriver, staged: DataFrame, grouping: Grouping, record: LedgerRecord) -> DataFrame:
+    """What a seed loads of staged rows: without those whose windows are all gone."""
+    if isinstance(state, SessionState):
+        return state.live(staged, grouping, record)
+    first, place, rolling = None, TILE, record.rolling
+    if isinstance(state, WindowedState):
+        first = first_pane(windows_of_ledger(record))
+        place = "key0" if state.windows.type == "bigint" else "unix_micros(key0)"
+    elif rolling is not None and rolling.first_time() != NEVER:
+        first = rolling.definition.units(rolling.first_time())
+    return staged if first is None else staged.where(f"not coalesce({place} < {first}L, false)")
 
 
 def _windows_of(staged: DataFrame, state: StateDriver, rows: DataFrame, record: LedgerRecord) -> WindowCommit | None:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mapstate.aggregators.fields import Fields
+from mapstate.errors import INSIDE
 from mapstate.maps.pane_index import slices, windows_of_ledger
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
 from mapstate.protocol.sessions import FIRST, LAST, last_panes, pane_to_settle
 from mapstate.protocol.windows import NEVER, Named, PaneChange, WindowCommit
-from mapstate.schema import INSIDE
 from mapstate.spark.driver.apply import Grouping
 from mapstate.spark.driver.windows import WindowedState
 from mapstate.spark.executor.session_task import FiredSessionTask, SessionRows, SettleTask
@@ -34,6 +34,7 @@ class SessionState(WindowedState):
         return grouped.repartition(*keys) if keys else grouped.repartition(1)
 
     def live(self, staged: DataFrame, grouping: Grouping, record: LedgerRecord) -> DataFrame:
+        """What a seed loads: no sessions that are over."""
         from pyspark.sql import Window
         from pyspark.sql import functions as F
 
@@ -56,11 +57,14 @@ class SessionState(WindowedState):
         from pyspark.sql import functions as F
 
         if grouping.partials is None:
-            time = F.expr(self.number(f"value{[*self.job.columns].index(str(self.windows.time))}"))
+            time = F.expr(self._number(f"value{[*self.job.columns].index(str(self.windows.time))}"))
             return time, time
         names = [field.name for field in record.fields]
-        first, last = (F.expr(self.number(f"partial{names.index(name)}_0")) for name in (FIRST, LAST))
+        first, last = (F.expr(self._number(f"partial{names.index(name)}_0")) for name in (FIRST, LAST))
         return first, last
+
+    def _number(self, column: str) -> str:
+        return column if self.windows.type == "bigint" else f"unix_micros({column})"
 
     def _done(
         self, reports: Sequence[TaskReport], record: LedgerRecord, attempt: Attempt, frame: DataFrame

@@ -12,10 +12,10 @@ import msgspec
 from mapstate.aggregators.fields import Fields
 from mapstate.batch_report import MOST_REPORTS, BatchReport
 from mapstate.capabilities import Reports
+from mapstate.errors import INSIDE
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.opening import clock_txid
 from mapstate.protocol.refusals import other_column, ran_twice, unaccounted
-from mapstate.schema import INSIDE
 from mapstate.spark.driver.apply import AttemptResult, Grouping, apply_on_executors
 from mapstate.spark.driver.frames import SentRows
 from mapstate.spark.driver.job import Branch, Downstream, Follower
@@ -103,14 +103,6 @@ class StateDriver:
         frame = self.keyed(frame)
         task, grouping = self.task(frame, record, attempt)
         return self._checked(grouping.of(frame), task, grouping, rows_sent)
-
-    def as_staged(self, grouped: DataFrame, grouping: Grouping) -> DataFrame:  # noqa: ARG002
-        """Grouped rows as a seed's stage has them: what is told together is in one file."""
-        return grouped
-
-    def live(self, staged: DataFrame, grouping: Grouping, record: LedgerRecord) -> DataFrame:  # noqa: ARG002
-        """What a seed loads of staged rows: without those whose windows are all gone."""
-        return staged
 
     def attempt_staged(
         self, frame: DataFrame, staged: DataFrame, record: LedgerRecord, attempt: Attempt

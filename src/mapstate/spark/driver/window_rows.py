@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mapstate.aggregators.columns import column_of
+from mapstate.errors import INSIDE
 from mapstate.protocol.rolling import RollingDefinition, RollingRecord
 from mapstate.protocol.windows import LATEST, NEVER, Panes
-from mapstate.schema import INSIDE
 from mapstate.serializers.tiles import BASE
 from mapstate.spark.driver.job import Branch, Windows
 

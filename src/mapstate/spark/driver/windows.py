@@ -19,7 +19,6 @@ import pyarrow as pa
 from mapstate.aggregators.fields import Fields
 from mapstate.maps.pane_index import PanePages, Slice, slices, windows_of_ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
-from mapstate.protocol.seeding import first_pane
 from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import (
     Named,
@@ -29,7 +28,7 @@ from mapstate.protocol.windows import (
     fired_panes,
 )
 from mapstate.spark.driver.access import access_of, configured
-from mapstate.spark.driver.apply import AttemptResult, Grouping
+from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.event_time import TimedState, window_reports
 from mapstate.spark.driver.frames import ONE_DRAW, SentRows
 from mapstate.spark.driver.job import Branch, Follower, Job
@@ -102,14 +101,6 @@ class WindowedState(TimedState):
             result.release()
             raise
         return result
-
-    def live(self, staged: DataFrame, grouping: Grouping, record: LedgerRecord) -> DataFrame:  # noqa: ARG002
-        first = first_pane(windows_of_ledger(record))
-        return staged if first is None else staged.where(f"not coalesce({self.number('key0')} < {first}L, false)")
-
-    def number(self, column: str) -> str:
-        """A column with times as integers."""
-        return column if self.windows.type == "bigint" else f"unix_micros({column})"
 
     def attempt_staged(
         self, frame: DataFrame, staged: DataFrame, record: LedgerRecord, attempt: Attempt

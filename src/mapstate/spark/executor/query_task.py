@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
-from mapstate.capabilities import close_if_possible
+from mapstate.backing_map import close_if_possible
 from mapstate.errors import StateNotFoundError, UsageError
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.reader import Consistency, StateReader

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from mapstate.capabilities import close_if_possible
+from mapstate.backing_map import close_if_possible
 from mapstate.errors import MapStateError, UpdaterError, cut
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.spark.executor.error_text import SentError

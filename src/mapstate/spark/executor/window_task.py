@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.results import joined
-from mapstate.capabilities import FencedWrites, FenceToken, Rewrites, close_if_possible
+from mapstate.backing_map import close_if_possible
+from mapstate.capabilities import FencedWrites, FenceToken, Rewrites
 from mapstate.errors import (
     AggregatorError,
     FencedError,

@@ -13,7 +13,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.of_column import INTEGERS
 from mapstate.aggregators.results import check_joined, joins_of
 from mapstate.aggregators.tiles import Answers
-from mapstate.errors import ConfigurationError, UnsupportedTypeError
+from mapstate.errors import INSIDE, ConfigurationError, UnsupportedTypeError
 from mapstate.protocol.ledger_record import encode_ledger
 from mapstate.protocol.windows import LATEST, NEVER
 from mapstate.reader import StateReader
@@ -21,7 +21,7 @@ from mapstate.reader.aliased import version_of
 from mapstate.reader.rolling import end_of, no_rolling_windows, readable_fields
 from mapstate.reader.tables import types_of
 from mapstate.reader.times import clamped
-from mapstate.schema import INSIDE, Field, TimeType
+from mapstate.schema import Field, TimeType
 from mapstate.spark.executor.query_task import QueryTask
 from mapstate.spark.executor.task import arrow_schema
 from mapstate.spark.executor.training_task import AsOf, HistoryTask, PlannedState

@@ -11,8 +11,8 @@ from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.counted import CountWindows
 from mapstate.aggregators.results import check_joined
-from mapstate.errors import UsageError
-from mapstate.schema import Field, check_unique
+from mapstate.errors import UsageError, check_unique
+from mapstate.schema import Field
 from mapstate.spark.driver.apply import Grouping
 from mapstate.spark.driver.job import Branch, Downstream, Follower, Job
 from mapstate.spark.driver.state import StateDriver

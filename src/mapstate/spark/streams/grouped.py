@@ -15,9 +15,10 @@ from mapstate.errors import (
     KeyEncodingError,
     UnknownColumnError,
     UnsupportedTypeError,
+    check_unique,
 )
 from mapstate.keys import KeyCodec
-from mapstate.schema import Field, KeyField, check_unique
+from mapstate.schema import Field, KeyField
 from mapstate.serializers.value_types import WireForm, wire_type
 from mapstate.spark.driver.job import Job, Step
 from mapstate.spark.executor.error_text import as_note

@@ -9,8 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.columns import column_of
-from mapstate.errors import ConfigurationError, IncompleteBatchError, check_range
-from mapstate.schema import check_unique
+from mapstate.errors import ConfigurationError, IncompleteBatchError, check_range, check_unique
 from mapstate.spark.driver.access import configured
 from mapstate.spark.driver.frames import computed_once, through
 from mapstate.spark.driver.job import AfterCommit, Downstream, Follower, Step

@@ -14,8 +14,7 @@ from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.retraction import SIGN, monotone_columns, retractable
-from mapstate.errors import ConfigurationError, DuplicateNameError, shown
-from mapstate.schema import INSIDE
+from mapstate.errors import INSIDE, ConfigurationError, DuplicateNameError, shown
 from mapstate.spark.driver.batch import BatchDriver
 from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.frames import through

@@ -12,9 +12,8 @@ from typing import Any, Never
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.results import check_joined
-from mapstate.errors import ConfigurationError, UsageError
+from mapstate.errors import ConfigurationError, UsageError, check_unique
 from mapstate.protocol.rolling import columns_of
-from mapstate.schema import check_unique
 from mapstate.spark.driver.job import Job, Windows
 from mapstate.spark.driver.rolling import RollingState
 from mapstate.spark.driver.window_rows import LateRows

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 import pytest
 
 from mapstate import capabilities
-from mapstate.backing_map import Backend, IBackingMap
-from mapstate.capabilities import FenceToken, close_if_possible
+from mapstate.backing_map import Backend, IBackingMap, close_if_possible
+from mapstate.capabilities import FenceToken
 from mapstate.errors import ConfigurationError, MapStateError, StoreError, UsageError
 from mapstate.operations.states import list_states
 from mapstate.protocol.stored_ledger import record_pages

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from mapstate.backing_map import IBackingMap
-from mapstate.capabilities import FenceToken, close_if_possible
+from mapstate.backing_map import IBackingMap, close_if_possible
+from mapstate.capabilities import FenceToken
 from mapstate.errors import FencedError
 from mapstate.maps import MapState, OpaqueMap, TransactionalMap
 from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, OpenRequest, now

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from mapstate import capabilities
-from mapstate.backing_map import Backend
-from mapstate.capabilities import FenceToken, Swap, close_if_possible
+from mapstate.backing_map import Backend, close_if_possible
+from mapstate.capabilities import FenceToken, Swap
 from mapstate.errors import FencedError, MapStateError, StateNotFoundError, StoreUnavailableError, UsageError
 from mapstate.operations.drop import drop
 from mapstate.protocol.ledger_record import Attempt, Commit, now
