@@ -9,8 +9,8 @@ does what a dataclass generates, nor what runs inside of the store. An entry is 
 takes control from one file of the package into another, or from outside of it.
 
 The first batch opens the state, the second continues it in a worker that knows it: batches in between, which are not
-printed, go through all workers. A first read opens its reader, or the service its state. Of a
-GET only what runs on the event loop counts: all of it on Redis, the service's own part where a store needs threads.
+printed, go through all workers. A first read opens its reader, or the service its state. Of a GET only what runs on the
+event loop counts: all of it on Redis, the service's own part where a store needs threads.
 """
 
 from __future__ import annotations

@@ -139,9 +139,8 @@ def deactivate(record: ControlRecord | None, topology: str, at: str) -> ControlR
 
 def rebalance(record: ControlRecord | None, topology: str, partitions: int) -> ControlRecord:
     """So many partitions from the next batch on. Raises NotAliveError, UsageError."""
-    if (
-        type(partitions) is not int or not 1 <= partitions <= 100_000
-    ):  # which take Spark seconds per batch; more, minutes or the driver's memory
+    # A hundred thousand take Spark seconds per batch; more take minutes, or the driver's memory.
+    if type(partitions) is not int or not 1 <= partitions <= 100_000:
         raise UsageError(f"partitions is an int from 1 to 100,000, not {shown(partitions)}. Nothing was written.")
     record = _living(record, topology, "rebalance")
     if record.partitions == partitions:

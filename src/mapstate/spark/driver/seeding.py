@@ -427,10 +427,10 @@ def _live(state: StateDriver, staged: DataFrame, grouping: Grouping, record: Led
     """What a seed loads of staged rows: without those whose windows are all gone."""
     if isinstance(state, SessionState):
         return state.live(staged, grouping, record)
-    first, place, rolling = None, TILE, record.rolling
+    first, place, rolling = None, _place(record), record.rolling
     if isinstance(state, WindowedState):
         first = first_pane(windows_of_ledger(record))
-        place = "key0" if state.windows.type == "bigint" else "unix_micros(key0)"
+        place = place if state.windows.type == "bigint" else f"unix_micros({place})"
     elif rolling is not None and rolling.first_time() != NEVER:
         first = rolling.definition.units(rolling.first_time())
     return staged if first is None else staged.where(f"not coalesce({place} < {first}L, false)")
