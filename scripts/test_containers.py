@@ -26,7 +26,14 @@ def defaults() -> dict[str, str]:
 
 def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str, ...]]]:
     """Which tests run with which server: a name, the environment that they take it from, and their modules."""
-    rolling = ("rolling_operations", "rolling_reads", "rolling_states", "serve_rolling", "seed_windows")
+    rolling = (
+        "rolling_operations",
+        "rolling_reads",
+        "rolling_states",
+        "serve_rolling",
+        "seed_windows",
+        "seed_together",
+    )
     redis = (
         "contract_redis",
         "redis",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from mapstate import RollingWindows
 from mapstate.backends import resolve
 from mapstate.errors import (
     CorruptLedgerError,
+    CorruptStoreError,
     FencedError,
     IncompleteBatchError,
     MissingBatchesError,
@@ -34,12 +36,14 @@ from mapstate.protocol.ledger_record import (
     Commit,
     encode_ledger,
 )
+from mapstate.protocol.ledgers import Ledgers, change_all
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.seed_ledgers import SeedLedgers
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.protocol.transitions import begin
 from mapstate.protocol.ways_back import can_all_roll_back, take_back
 from mapstate.protocol.windows import Input, WindowCommit
+from mapstate.testing import Fail, FaultyBackend
 
 LATER = BatchPlan("[9]", "[12]", 2, 1)
 
@@ -261,3 +265,83 @@ def test_nothing_is_staged_loaded_or_ended_without_a_seed():
         seeding.staged(ledger, "s", "a", files=1, rows=1, buckets=1)
     with pytest.raises(FencedError):
         seeding.staged(ledger, "other", "a", files=1, rows=1, buckets=1)
+
+
+@pytest.mark.parametrize("domains", [1, 2])
+def test_states_of_a_stream_end_together_and_nothing_begins_beside_one_that_has_ended(tmp_path, domains):
+    """Of two stores: the driver dies between the ends, and whoever comes instead of its seed writes nothing."""
+    backends = [resolve(f"sqlite:///{tmp_path}/{at if domains > 1 else 'both'}.db") for at in (0, 1)]
+    end = Fail(method="swap", call=5, error=CorruptStoreError, name="end")  # after the opening, the stage, and a bucket
+    stores: list[Any] = [FaultyBackend(one, tmp_path, (end,) * at).open(f"s{at}") for at, one in enumerate(backends)]
+    requests = [opening(state=f"s{at}", owner="q", fields=(N,)) for at in (0, 1)]
+    driver = SeedLedgers(stores, requests, ["refuse"] * 2)
+    driver.open_seeds(["p", "p"])
+    for at in (0, 1):
+        driver.staged(at, "seed-a", files=1, rows=5, buckets=1)
+        attempt = driver.begin_bucket(at)
+        driver.commit_bucket(at, attempt.txid, rows=5, keys=1, keys_delta=1)
+    if domains == 2:
+        with pytest.raises(CorruptStoreError):
+            driver.end(PLAN, [DONE, DONE])
+        before = [ledger.load() for ledger in driver.ledgers]
+        with pytest.raises(SeedingError, match="'s1' is being seeded: 1 of 1 buckets"):
+            Ledgers.open_and_begin(stores, requests, 0, ["refuse"] * 2, PLAN)
+        with pytest.raises(UsageError, match="'s0' counts its seed already, and state 's1'"):
+            SeedLedgers(stores, requests, ["refuse"] * 2).open_seeds(["p", "other"])
+        assert [ledger.load() for ledger in driver.ledgers] == before
+        driver = SeedLedgers(stores, requests, ["refuse"] * 2)
+        driver.open_seeds(["p", "p"])
+    driver.end(PLAN, [DONE, DONE])
+    assert [record.last_commit.rows for record in driver.records] == [5, 5]
+    assert [record.seed for record in driver.records] == [None, None]
+
+
+def loaded(stores: Sequence[Any], requests: Sequence[Any], plans: Sequence[str]) -> SeedLedgers:
+    """A driver with nothing left to do but the end."""
+    driver = SeedLedgers(stores, requests, ["refuse"] * len(stores))
+    driver.open_seeds(plans)
+    for at in range(len(stores)):
+        driver.staged(at, "seed-a", files=1, rows=5, buckets=1)
+        attempt = driver.begin_bucket(at)
+        driver.commit_bucket(at, attempt.txid, rows=5, keys=1, keys_delta=1)
+    return driver
+
+
+def test_a_seed_is_begun_anew_only_once_no_older_driver_can_end_another_state(tmp_path, monkeypatch):
+    """Of a job that names its states in the other order: it ends one when the new job has taken only the other one."""
+    requests = [opening(state=f"s{at}", owner="q", fields=(N,)) for at in (0, 1)]
+    olds, news = (list[Any](resolve(f"sqlite:///{tmp_path}/{at}.db").open(f"s{at}") for at in (0, 1)) for _ in range(2))
+    old = loaded(olds[::-1], requests[::-1], ["p", "p"])
+    end, take, ends = olds[1].swap, news[1].swap, list[Any]()
+
+    def taken(*given: Any) -> Any:
+        ends[:] = ends or [end(*ending)]
+        return take(*given)
+
+    def ended(*given: Any) -> Any:
+        ending[:] = given
+        monkeypatch.setattr(news[1], "swap", taken)
+        with pytest.raises(UsageError, match="'s1' counts its seed already, and state 's0'"):
+            SeedLedgers(news, requests, ["refuse"] * 2).open_seeds(["other", "other"])
+        return ends[0]
+
+    ending = list[Any]()
+    monkeypatch.setattr(olds[1], "swap", ended)
+    with pytest.raises(FencedError):
+        old.end(PLAN, [DONE, DONE])
+    again = SeedLedgers(news, requests, ["refuse"] * 2)
+    again.open_seeds(["p", "p"])
+    again.end(PLAN, [DONE, DONE])
+    assert [record.last_commit.rows for record in again.records] == [5, 5]
+
+
+def test_no_state_ends_while_another_one_lacks_something(tmp_path):
+    """The store of the second state is put back to a copy from before its bucket."""
+    stores: list[Any] = [resolve(f"sqlite:///{tmp_path}/{at}.db").open(f"s{at}") for at in (0, 1)]
+    driver = loaded(stores, [opening(state=f"s{at}", owner="q", fields=(N,)) for at in (0, 1)], ["p", "p"])
+    ledger = driver.ledgers[1].record
+    seed = msgspec.structs.replace(ledger.seed, done=0, rows=0, keys=0, keys_delta=0)
+    change_all([driver.ledgers[1]], lambda _: [msgspec.structs.replace(ledger, seed=seed, last_txid=None)])
+    with pytest.raises(IncompleteBatchError, match="'s1': 5 rows of the history were staged, and 0 are loaded"):
+        driver.end(PLAN, [DONE, DONE])
+    assert driver.ledgers[0].load().seed is not None

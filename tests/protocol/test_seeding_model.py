@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model import seeding_windows
+from model import seeding_together, seeding_windows
 from model.seeding import MUTANTS, explore
 
 
@@ -42,3 +42,12 @@ def test_a_seed_of_sessions_is_what_batches_of_its_rows_would_be():
 @pytest.mark.parametrize("mutant", seeding_windows.SESSION_MUTANTS)
 def test_each_simpler_rule_of_sessions_goes_wrong(mutant):
     assert seeding_windows.explore(2_000, mutant, seeding_windows.SessionWorld) is not None
+
+
+def test_states_that_are_seeded_together_have_one_history():
+    assert seeding_together.explore(3_000) is None
+
+
+@pytest.mark.parametrize("mutant", seeding_together.MUTANTS)
+def test_each_simpler_rule_of_states_together_goes_wrong(mutant):
+    assert seeding_together.explore(6_000, mutant) is not None

@@ -36,7 +36,8 @@ def _is_ahead(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord], batch_id: i
         return False
     if last.owner == ledger.owner:
         due = last.batch_id == batch_id and ledger.owners[last.owner] == batch_id + 1
-        return due and any(other.owners[other.owner] <= batch_id for other in ledgers)
+        behind = (other for other in ledgers if other.seed is None)  # else the begin says that its seed has to end
+        return due and any(other.owners[other.owner] <= batch_id for other in behind)
     # Another query made the last commit. Ledger A is one batch ahead of B when A's second-to-last batch is B's last.
     # An empty state is not behind if this query never kept it, or if it was reset after the batch.
     return any(

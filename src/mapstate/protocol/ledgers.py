@@ -62,7 +62,7 @@ class Ledgers:
     """A driver's hold on all ledgers of a topology, from `open_and_begin` until a newer driver opens them.
 
     Not thread-safe. Sequences of arguments and results are in the order of the states. ``ledgers`` are those of the
-    states, each by itself.
+    states, each by itself, and ``domains`` the places of those that change in one write.
     """
 
     def __init__(self, stores: Sequence[Any], openings: Sequence[OpenRequest], on_gaps: Sequence[OnGap]) -> None:
@@ -70,7 +70,7 @@ class Ledgers:
             HeldLedger(store, opening.state, opening, on_gap)
             for store, opening, on_gap in zip(stores, openings, on_gaps, strict=True)
         ]
-        self._domains = commit_domains(stores)
+        self.domains = commit_domains(stores)
 
     @classmethod
     def open_and_begin(
@@ -88,7 +88,7 @@ class Ledgers:
         Raises as `open` and `begin` do.
         """
         self = cls(stores, openings, on_gaps)
-        if len(self._domains) == 1:
+        if len(self.domains) == 1:
             return self, self._begin(batch_id, plan, opens=True)
         records = [ledger.load() for ledger in self.ledgers]
         try:
@@ -154,7 +154,7 @@ class Ledgers:
 
     def change(self, transition: Callable[[list[int], list[Any]], list[LedgerRecord]], **how: bool) -> None:
         """One write per commit domain: a transition of the ledgers of one, see `change_all`."""
-        for domain in self._domains:
+        for domain in self.domains:
             change_all([self.ledgers[i] for i in domain], partial(transition, domain), **how)
 
     def _begin(self, batch_id: int, plan: BatchPlan | None, *, opens: bool = False) -> list[Attempt | AlreadyCommitted]:
@@ -170,7 +170,7 @@ class Ledgers:
                 results[i] = every[i][1]
             return [every[i][0] for i in domain]
 
-        for domain in self._domains:
+        for domain in self.domains:
             own = [self.ledgers[i] for i in domain]
             change_all(own, partial(begun, domain), may_create=opens, verify_fences=True)
             for i in domain:

@@ -3,26 +3,53 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from mapstate.protocol import seeding
 from mapstate.protocol.ledger_record import Attempt, BatchPlan, Commit, LedgerRecord, now
 from mapstate.protocol.ledgers import Ledgers, change_all
+from mapstate.protocol.transitions import check_session
 
 
 class SeedLedgers(Ledgers):
     """As `Ledgers`, from `open_seeds` to `end`; then it goes on as any. ``at`` is a state's place."""
 
     def open_seeds(self, plans: Sequence[str], *, listed: int = 0) -> None:
-        """Take all states and begin their seeds, or go on with them. Raises as `open_ledger` and `open_seed` do."""
-        self.change(
-            lambda domain, before: [
-                seeding.open_seed(self.ledgers[i].opened(record), plans[i], listed=listed)
-                for i, record in zip(domain, before, strict=True)
-            ],
-            may_create=True,
-            verify_fences=True,
-        )
+        """Take all states and begin their seeds, or go on with them. Raises as `open_ledger` and `check_together` do.
+
+        This is one write for a single commit domain, else two per domain: before all are taken, an older driver may end
+        its seeds, so none is begun anew. Of several domains a refused seed may leave states that were opened, and seeds
+        of states that held nothing.
+        """
+        begun, opens = partial(self._begun_seeds, plans, listed), len(self.domains) == 1
+
+        def taken(domain: list[int], before: list[Any]) -> list[LedgerRecord]:
+            opened = [self.ledgers[i].opened(record) for i, record in zip(domain, before, strict=True)]
+            return [
+                seeding.open_seed(record, plans[i], listed=listed) if record.seed is None else record
+                for i, record in zip(domain, opened, strict=True)
+            ]
+
+        def together(domain: list[int], before: list[Any]) -> list[LedgerRecord]:
+            records = [None if i in domain else ledger.record for i, ledger in enumerate(self.ledgers)]
+            for i, record in zip(domain, before, strict=True):
+                records[i] = self.ledgers[i].opened(record) if opens else record
+            every = begun(records)
+            return [every[i] for i in domain]
+
+        if not opens:
+            begun([ledger.opened(ledger.load()) for ledger in self.ledgers])  # which raises before anything is written
+            self.change(taken, may_create=True)
+        self.change(together, may_create=opens, verify_fences=True)
+
+    def _begun_seeds(self, plans: Sequence[str], listed: int, records: Sequence[Any]) -> list[LedgerRecord]:
+        """The ledgers of all states, which have been opened, with their seeds. Writes nothing."""
+        for ledger, record in zip(self.ledgers, records, strict=True):
+            check_session(record, ledger.session)
+        after = [seeding.open_seed(record, plan, listed=listed) for record, plan in zip(records, plans, strict=True)]
+        seeding.check_together(after)
+        return after
 
     def staged(self, at: int, stage: str, **found: Any) -> None:
         """See `seeding.staged`."""
@@ -56,10 +83,16 @@ class SeedLedgers(Ledgers):
         change_all([held], committed, same_incarnation=True)
 
     def end(self, plan: BatchPlan, done: Sequence[Commit]) -> None:
-        """Batch 0 counts in all states: one write per commit domain, one after the other. See `seeding.end_seed`."""
-        self.change(
-            lambda domain, before: [
-                seeding.end_seed(record, self.ledgers[i].session, plan, done[i])
-                for i, record in zip(domain, before, strict=True)
-            ]
-        )
+        """Batch 0 counts in all states: one write per commit domain, one after the other. See `seeding.end_seed`.
+
+        Raises before the first one where any state lacks something.
+        """
+
+        def ended(domain: list[int], before: list[Any]) -> list[LedgerRecord]:
+            own, every = dict(zip(domain, before, strict=True)), list[LedgerRecord]()
+            for i, (ledger, one) in enumerate(zip(self.ledgers, done, strict=True)):
+                record = own[i] if i in own else ledger.load() or ledger.raise_lost()
+                every.append(seeding.end_seed(record, ledger.session, plan, one))
+            return [every[i] for i in domain]
+
+        self.change(ended)

@@ -12,6 +12,8 @@ begins the seed anew: buckets of two stages may share a key.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
 from mapstate.errors import IncompleteBatchError, UsageError
@@ -57,6 +59,24 @@ def open_seed(ledger: LedgerRecord, plan: str, *, listed: int = 0) -> LedgerReco
     elif seed.listed and not listed:
         raise without_list(ledger)
     return _anew(ledger, SeedRecord(plan=plan, listed=listed))
+
+
+def check_together(ledgers: Sequence[LedgerRecord]) -> None:
+    """Check the states of a topology, whose seeds have been opened. Raises UsageError.
+
+    A seed that has ended is never rolled back. So where one has, the others have all of the same rows, and only lack
+    their end: a driver died between the ends of two commit domains.
+    """
+    ended = [ledger.state for ledger in ledgers if ledger.seed is None]
+    lacking = [ledger.state for ledger in ledgers if ledger.seed is not None and not ledger.seed.is_loaded]
+    if ended and lacking:
+        raise UsageError(
+            f"state {ended[0]!r} counts its seed already, and state {lacking[0]!r}, of the same topology, has another "
+            "one to begin: is it new or changed, or was batch 0 planned anew? Nothing was written. Seed with the job "
+            "and the checkpoint of before, and add a state later, once with on_gap='accept'; or seed all of them, with "
+            "a new checkpoint and on_new_owner='reset'. See docs/life.md#seed",
+            state=lacking[0],
+        )
 
 
 def staged(

@@ -40,6 +40,11 @@ class SeedRecord(msgspec.Struct, frozen=True, kw_only=True):
         """How far it is, for messages."""
         return "its history is being staged" if self.stage is None else f"{self.done} of {self.buckets} buckets"
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether only the end is left to do."""
+        return self.stage is not None and self.done == self.buckets
+
     def loaded(self, rows: int, keys: int, keys_delta: int | None) -> SeedRecord:
         """With one more bucket."""
         return msgspec.structs.replace(

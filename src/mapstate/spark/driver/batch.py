@@ -177,13 +177,13 @@ class BatchDriver:
         """Batch 0 as a seed. False where it counts already, and only comes again."""
         from mapstate.spark.driver.seeding import Seeding
 
-        seeding = Seeding(self._plan, self._states[0], batch.df, batch.access, batch.run)
-        commit = seeding.run(self._planned)
-        if commit is not None and seeding.ledgers is not None:
+        seeding = Seeding(self._plan, self._states, batch.df, batch.access, batch.run)
+        commits = seeding.run(self._planned)
+        if commits is not None and seeding.ledgers is not None:
             self._open = batch.run, seeding.ledgers
             batch.calls.ledgers, batch.calls.plan = seeding.ledgers, self._plan
-            self._report(batch, [commit], [None], None)
-        return commit is not None or self._plan.seed.reports is not None  # of a dry run
+            self._report(batch, commits, [None] * len(commits), None)
+        return commits is not None or self._plan.seed.reports is not None  # of a dry run
 
     def _until_committed(
         self, batch: _Batch, rows: DataFrame, ledgers: Ledgers, attempts: Sequence[Attempt]

@@ -36,7 +36,7 @@ from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once, through
 from mapstate.spark.driver.job import Branch, StreamPlan
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
-from mapstate.spark.driver.seeding import why_not_alone
+from mapstate.spark.driver.seeding import why_not_apart
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.executor.task import columns_to_python
 
@@ -241,7 +241,10 @@ def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Se
         whys.append("it has windows")
     if spec.type == "transactional":
         whys.append("it is transactional, and only opaque records keep the value before")
-    whys += [why for state, why in why_not_alone(plan) if state == spec.state]
+    whys += [why for state, why in why_not_apart(plan) if state == spec.state]
+    if len(plan.branches) > 1:
+        names = ", ".join(branch.job.spec.state for branch in plan.branches)
+        whys.append(f"the states {names} count together, and this is for one state")
     if whys:
         raise ConfigurationError(
             f"state {spec.state!r} cannot be corrected: {whys[0]}. Nothing was written. Build it anew beside this one, "

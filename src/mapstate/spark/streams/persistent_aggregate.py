@@ -143,9 +143,10 @@ class PersistentAggregate(OfQuery):
     ) -> SeedReport:
         """Counts all that the source has now as batch 0 of the query, in parts that survive a crash. Then `start`.
 
-        For a state that holds nothing. The history is read once, and staged below the checkpoint. Until all of it is
-        loaded, readers get a SeedingError. After a crash call it again, with the same checkpoint: it goes on. Nothing
-        is passed downstream. Driver; returns when batch 0 counts.
+        For a state that holds nothing; all states of the stream are seeded together, and ``beside`` of the report are
+        the others. The history is read once, and staged below the checkpoint. Until all of it is loaded, readers get a
+        SeedingError. After a crash call it again, with the same checkpoint: it goes on. Nothing is passed downstream.
+        Driver; returns when batch 0 counts.
 
         ``dry_run``  stages in a scratch place beside the checkpoint, says how much it is, and deletes it again
         ``buckets``  how many parts; a crash costs at most one of them. None: about a million keys in each
@@ -167,6 +168,7 @@ class PersistentAggregate(OfQuery):
             options=options or {},
             version_of=version_of,
             positions=positions,
+            state=self.branch.job.spec.state,
         )
 
     def correct(

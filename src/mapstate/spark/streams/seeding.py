@@ -13,7 +13,8 @@ from mapstate.operations.forget import listed
 from mapstate.reader.aliased import version_of as version_read
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.repeats import ledger_of
-from mapstate.spark.driver.seeding import SeedReport, SeedSettings, check_seed, delete
+from mapstate.spark.driver.seed_stage import SeedSettings, delete
+from mapstate.spark.driver.seeding import SeedReport, check_seed
 from mapstate.spark.streams.starting import start_query
 
 
@@ -26,20 +27,27 @@ def seed_query(
     options: Mapping[str, str],
     version_of: str | None,
     positions: Sequence[str] | None,
+    state: str,
 ) -> SeedReport:
-    """See `Startable.seed`, which imports this file only now."""
+    """See `Startable.seed`, which imports this file only now. ``state`` is the one whose report is asked for."""
     if buckets is not None:
         check_range("buckets", buckets, 1, 100_000)
     if not checkpoint:
         raise UsageError("seed needs the checkpointLocation of the query that goes on after it. Nothing was started.")
     check_seed(query.plan, query.df)
-    spec = query.plan.branches[0].job.spec
-    entries = [] if version_of is None else _listed(spec, version_of)
+    specs = [branch.job.spec for branch in query.plan.branches]
+    if version_of is not None and len(specs) > 1:
+        names = ", ".join(spec.state for spec in specs)
+        raise ConfigurationError(
+            f"the states {names} count together, and version_of is for one state. Nothing was written. Seed them "
+            "without it, and apply the list of each version to the one that is built for it. See docs/life.md#seed"
+        )
+    entries = [] if version_of is None else _listed(specs[0], version_of)
     if positions is not None and len(positions) != 3:
         raise ConfigurationError(f"positions are the columns of topic, partition and offset, not {positions!r}")
     places: Any = None if positions is None else tuple(positions)
     if not dry_run and _has_batch(query.df, str(checkpoint)):
-        return _report_of(spec)
+        return _together([_report_of(spec) for spec in specs], state)
     place = f"{checkpoint}-dry-run-{secrets.token_hex(4)}" if dry_run else str(checkpoint)
     reports: list[SeedReport] = []
     declared, query.plan.seed = query.plan.seed, SeedSettings(buckets, reports if dry_run else None, entries, places)
@@ -58,8 +66,14 @@ def seed_query(
         if dry_run:
             delete(query.df, place)
     if not dry_run:
-        return _report_of(spec)
-    return reports[0] if reports else SeedReport(spec.state, 0, 0, None, is_dry_run=True)
+        return _together([_report_of(spec) for spec in specs], state)
+    return _together(reports or [SeedReport(spec.state, 0, 0, None, is_dry_run=True) for spec in specs], state)
+
+
+def _together(reports: Sequence[SeedReport], state: str) -> SeedReport:
+    """The report of a state, with those of the other ones."""
+    (own,) = (report for report in reports if report.state == state)
+    return own._replace(beside=tuple(report for report in reports if report is not own))
 
 
 def _has_batch(df: Any, checkpoint: str) -> bool:
@@ -73,6 +87,14 @@ def _has_batch(df: Any, checkpoint: str) -> bool:
 def _report_of(spec: Any) -> SeedReport:
     ledger = ledger_of(spec)
     last = None if ledger is None else ledger.last_commit
+    if ledger is not None and ledger.seed is not None:
+        raise UsageError(
+            f"state {spec.state!r} is being seeded, {ledger.seed.progress}, and batch 0 of this checkpoint has ended "
+            "without it: for a while the job did not have this state. Nothing was written. Remove it, mapstate drop, "
+            "and run it once with on_gap='accept': it counts from the next batch on. Or seed all states of the stream, "
+            "with a new checkpoint and on_new_owner='reset'. See docs/life.md#seed",
+            state=spec.state,
+        )
     if last is None or not last.seeded:
         raise UsageError(
             f"state {spec.state!r} counts batches after its first one, or its source is empty, or it has no batch of "

@@ -1,0 +1,261 @@
+"""A seed of two states of one stream, in one store or in two, by drivers that die and go on: random worlds.
+
+Drivers and lost checkpoints are those of `model.seeding`; a transform may give other rows each time that it reads. What
+matters is which of the two can be read, and that both have the rows of one reading.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from mapstate.errors import LedgerError, UsageError
+from mapstate.protocol import joint, seeding
+from mapstate.protocol.ledger_record import BatchPlan, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.opening import open_ledger
+from mapstate.protocol.transitions import begin, check_session
+from mapstate.schema import Field, KeyField
+from model.seeding import Wrong
+
+KEYS, BUCKETS, STATES, JOBS = "abcd", 2, (0, 1), "vw"
+
+MUTANTS = {
+    "ends_apart": "states of one store end by a write each",
+    "ends_when_loaded": "a state ends when its own buckets are loaded, before the other one is",
+    "anew_beside_ended": "a seed begins, or begins anew, beside one that has ended",
+    "reads_apart": "the stage of each state is a reading of its own",
+    "any_stage": "each state goes on with the stage that its ledger names, whichever reading made it",
+    "stages_again": "a state of which all is loaded is staged anew where its stage is gone",
+    "takes_apart": "a seed of one store is begun anew before an older driver has lost the other store",
+}
+
+
+class World:
+    """Two states, one query, and whatever happens to them."""
+
+    def __init__(self, number: int, mutant: str = "") -> None:
+        self.rng, self.mutant = random.Random(number), mutant
+        self.log = [self.rng.choice(KEYS) for _ in range(self.rng.randint(2, 8))]
+        self.domains = self.rng.choice([[[0, 1]], [[0], [1]]])
+        self.ledgers: list[LedgerRecord | None] = [None, None]
+        self.records: list[dict[str, tuple[int, int | None, int | None]]] = [{}, {}]
+        self.stages: dict[str, list[Counter[str]]] = {}
+        self.plan: BatchPlan | None = None
+        self.is_flaky, self.names, self.is_lost = self.rng.random() < 0.6, 0, False
+        self.changes = self.rng.random() < 0.5
+        self.readings: list[list[str]] = []
+
+    def name(self) -> str:
+        self.names += 1
+        return f"{self.names}"
+
+    def request(self, at: int, session: str) -> OpenRequest:
+        return OpenRequest(
+            state=f"s{at}",
+            type="opaque",
+            serializer="json",
+            keys=(KeyField("k", "string"),),
+            fields=(Field("n", "Count", "bigint"),),
+            owner="q",
+            session=session,
+            clock_txid=10,
+        )
+
+    def held(self, at: int) -> LedgerRecord:
+        found = self.ledgers[at]
+        assert found is not None
+        return found
+
+    def put(self, at: int, token: Any, key: str, record: tuple[int, int | None, int | None]) -> None:
+        if token != self.held(at).fence():
+            raise LedgerError("fenced")
+        self.records[at][key] = record
+
+    def read_history(self, plan: BatchPlan) -> list[str]:
+        rows = self.log[: int(plan.end[1:-1])]
+        self.readings.append([row for row in rows if not self.is_flaky or self.rng.random() < 0.7])
+        return self.readings[-1]
+
+    def grouped(self, at: int, rows: Sequence[str]) -> list[Counter[str]]:
+        """One state counts rows by key; the other one all of them, and those of one key."""
+        found = [Counter[str]() for _ in range(BUCKETS)]
+        for row in rows:
+            found[KEYS.index(row) % BUCKETS][row] += 1
+        return found if at == 0 else [Counter(all=len(rows)), Counter(a=rows.count("a"))]
+
+    # ---- a driver
+
+    def seed(self, job: str = "") -> Iterator[None]:
+        """By a job that may have been changed, and may name its states in another order."""
+        session, domains = self.name(), self.rng.choice([self.domains, self.domains[::-1]])
+        job = job or self.rng.choice(JOBS if self.changes else JOBS[0])
+        plan = self.plan
+        if plan is None:
+            self.plan = plan = BatchPlan("[0]", f"[{len(self.log)}]", int(self.name()))
+            yield
+        yield from self.open(session, f"{plan.digest().fingerprint} {job}", domains)
+        if not self.found():
+            yield from self.stage(session, plan)
+        for at in STATES:
+            yield from self.load(at, session)
+            if self.mutant == "ends_when_loaded":
+                self.end([at], session, plan)
+                yield
+        for domain in [[at] for at in STATES] if self.mutant == "ends_apart" else domains:
+            self.end(domain, session, plan)
+            yield
+
+    def open(self, session: str, digest: str, domains: Sequence[Sequence[int]]) -> Iterator[None]:
+        opens = len(domains) == 1 or self.mutant == "takes_apart"
+        known = [open_ledger(ledger, self.request(at, session)) for at, ledger in enumerate(self.ledgers)]
+        if not opens:
+            self.begun(known, digest)
+            for domain in domains:
+                for at in domain:
+                    opened = open_ledger(self.ledgers[at], self.request(at, session))
+                    known[at] = seeding.open_seed(opened, f"{digest} {at}") if opened.seed is None else opened
+                    self.ledgers[at] = known[at]
+                yield
+        for domain in domains:
+            if opens:
+                known = [open_ledger(ledger, self.request(at, session)) for at, ledger in enumerate(self.ledgers)]
+            for at in domain:
+                known[at] = known[at] if opens else self.held(at)
+                check_session(known[at], session)
+            after = self.begun(known, digest)
+            for at in domain:
+                self.ledgers[at] = known[at] = after[at]
+            yield
+
+    def begun(self, known: Sequence[LedgerRecord], digest: str) -> list[LedgerRecord]:
+        after = [seeding.open_seed(ledger, f"{digest} {at}") for at, ledger in enumerate(known)]
+        if self.mutant != "anew_beside_ended":
+            seeding.check_together(after)
+        return after
+
+    def found(self) -> bool:
+        """Whether the stages are there of all that is not loaded."""
+        known = [seed for at in STATES if (seed := self.held(at).seed) is not None]
+        readings = {seed.stage and seed.stage.partition(" ")[0] for seed in known}
+        if None in readings or (len(readings) > 1 and self.mutant != "any_stage"):
+            return False
+        return all((seed.is_loaded and self.mutant != "stages_again") or seed.stage in self.stages for seed in known)
+
+    def stage(self, session: str, plan: BatchPlan) -> Iterator[None]:
+        reading, rows, places = self.name(), self.read_history(plan), {}
+        yield
+        for at in STATES:
+            if self.held(at).seed is None:
+                continue
+            if self.mutant == "reads_apart" and at:
+                rows = self.read_history(plan)
+            places[at] = f"{reading} {at}"
+            self.stages[places[at]] = self.grouped(at, rows)
+            yield
+        for at, place in places.items():
+            count = sum(map(Counter.total, self.stages.get(place, [])))
+            self.ledgers[at] = seeding.staged(self.held(at), session, place, files=1, rows=count, buckets=BUCKETS)
+            yield
+
+    def load(self, at: int, session: str) -> Iterator[None]:
+        while (seed := self.held(at).seed) is not None and not seed.is_loaded:
+            self.ledgers[at], attempt = seeding.begin_bucket(self.held(at), session, self.name())
+            yield
+            if seed.stage not in self.stages:
+                raise LedgerError("Spark's error of a file that is gone")
+            contents = self.stages[seed.stage][seed.done]
+            for key, rows in contents.items():
+                self.put(at, attempt.token, key, (attempt.txid, rows, None))
+                yield
+            sums: dict[str, Any] = {"rows": contents.total(), "keys": len(contents), "keys_delta": len(contents)}
+            self.ledgers[at] = seeding.commit_bucket(self.held(at), session, attempt.txid, **sums)
+            yield
+
+    def end(self, domain: Sequence[int], session: str, plan: BatchPlan) -> None:
+        done = Commit(batch_id=0, txid=0, owner="q", offsets=plan.end)
+        after = [seeding.end_seed(self.held(at), session, plan, done) for at in domain]
+        for at, ledger in zip(domain, after, strict=True):
+            self.ledgers[at] = ledger
+
+    def start(self) -> Iterator[None]:
+        """The query is started without seed in the midst of one: it is refused, and nothing is rolled back."""
+        session, plan = self.name(), self.plan
+        if plan is None or all(ledger is None or ledger.seed is None for ledger in self.ledgers):
+            return
+        opened = [open_ledger(ledger, self.request(at, session)) for at, ledger in enumerate(self.ledgers)]
+        for ledger in joint.reconcile(opened, 0):
+            begin(ledger, session, 0, plan=plan)
+        yield
+        raise Wrong("batch 0 was begun beside a seed")
+
+    # ---- a world
+
+    def go(self) -> None:
+        """Some steps of drivers that die; then one that lives; and at each moment a reader."""
+        running: list[Iterator[None]] = []
+        for _ in range(self.rng.randint(5, 90)):
+            self.event(running)
+            self.read()
+        failed: Exception | None = None
+        for job in JOBS * 2:  # where one state has ended, only the job that seeded it can go on
+            try:
+                for _ in self.seed(job):
+                    self.read()
+            except (LedgerError, UsageError) as error:
+                failed = error
+            if all(ledger is not None and ledger.seed is None for ledger in self.ledgers):
+                break
+        else:
+            if self.is_lost and failed is not None:
+                return  # loudly
+            raise Wrong(f"the seed has no end: {failed}")
+        self.read()
+
+    def event(self, running: list[Iterator[None]]) -> None:
+        draw = self.rng.random()
+        seeds = [None if ledger is None else ledger.seed for ledger in self.ledgers]
+        is_due = all(seed is not None and seed.is_loaded for seed in seeds)
+        if draw < 0.05:
+            self.log.append(self.rng.choice(KEYS))
+        elif draw < 0.12:
+            self.stages.clear()
+        elif draw < 0.14:
+            self.is_lost, self.plan = self.is_lost or self.plan is not None, None
+        elif draw < 0.18:
+            running.append(self.start())
+        elif draw < (0.5 if is_due else 0.21) or not running:
+            running.append(self.seed())
+        else:
+            one = running[-1] if self.rng.random() < 0.5 else self.rng.choice(running[-2:])
+            try:
+                next(one)
+            except (StopIteration, LedgerError, UsageError):
+                running.remove(one)
+
+    def read(self) -> None:
+        """Those of one store can be read together, or not at all; and what can be read is of one reading."""
+        done = [at for at, ledger in enumerate(self.ledgers) if ledger is not None and ledger.seed is None]
+        if len(done) == 1 and len(self.domains) == 1:
+            raise Wrong(f"state {done[0]} can be read, and the other one cannot")
+        seen = {at: self.values(at) for at in done}
+        rights = [{at: sum(self.grouped(at, rows), Counter()) for at in done} for rows in self.readings]
+        if done and seen not in rights:
+            raise Wrong(f"{seen} is no reading of the history: {rights}")
+
+    def values(self, at: int) -> Counter[str]:
+        ledger, found = self.held(at), Counter[str]()
+        for key, record in self.records[at].items():
+            found[key] = ledger.view().values([record], ledger.next_txid - 1)[0] or 0
+        return +found
+
+
+def explore(worlds: int, mutant: str = "") -> str | None:
+    """The first world that goes wrong, with what went wrong; None if none does."""
+    for number in range(worlds):
+        try:
+            World(number, mutant).go()
+        except Wrong as wrong:
+            return f"world {number}: {wrong}"
+    return None
