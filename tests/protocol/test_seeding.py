@@ -10,9 +10,11 @@ import pytest
 from openings import opening
 from seeded import DONE, PLAN, Seed
 from states import N
+from typer.testing import CliRunner
 
 from mapstate import RollingWindows
 from mapstate.backends import resolve
+from mapstate.cli.commands import app
 from mapstate.errors import (
     CorruptLedgerError,
     CorruptStoreError,
@@ -265,6 +267,17 @@ def test_nothing_is_staged_loaded_or_ended_without_a_seed():
         seeding.staged(ledger, "s", "a", files=1, rows=1, buckets=1)
     with pytest.raises(FencedError):
         seeding.staged(ledger, "other", "a", files=1, rows=1, buckets=1)
+
+
+def test_mapstate_ledger_shows_what_a_seed_left_out(tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    windows = RollingWindows.of((10, 1), (40, 5)).definition("bigint", startTime=0, lag=2, retention=3, idle=None)
+    seed, done = Seed(url, rolling=windows), WindowCommit(watermark=100, inputs={"": Input(102, 1)}, newest=102)
+    seed.staged(rows=10, buckets=1, forgotten=3, windows=msgspec.structs.replace(done, expired=4))
+    seed.bucket(a=1)
+    seed.end()
+    shown = CliRunner().invoke(app, ["ledger", url, "visits"]).output
+    assert ", 10 rows, 3 rows forgotten, 4 rows expired, 1 keys, at 2026-11-28" in shown
 
 
 @pytest.mark.parametrize("domains", [1, 2])

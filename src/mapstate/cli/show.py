@@ -287,7 +287,9 @@ def print_findings(findings: Iterable[Finding]) -> None:
 def _commit(done: Commit | None) -> str:
     if done is None:
         return "nothing"
-    return f"batch {done.batch_id} as txid {done.txid}, {done.rows} rows, {done.keys} keys, at {done.at or 'unknown'}"
+    left_out = {"forgotten": done.forgotten, "expired": 0 if done.windows is None else done.windows.expired}
+    rows = ", ".join([f"{done.rows} rows", *(f"{count} rows {why}" for why, count in left_out.items() if count)])
+    return f"batch {done.batch_id} as txid {done.txid}, {rows}, {done.keys} keys, at {done.at or 'unknown'}"
 
 
 def _keys_held(ledger: LedgerRecord) -> str:
