@@ -9,7 +9,20 @@ import pytest
 from partitioned_log import PartitionedLog
 from spark_fixtures import AVAILABLE, ONE_STORE_OF_BYTES, contents
 
-from mapstate import LIFETIME, Count, LastN, Sum, errors, newStream, opaque, open_reader, transactional
+from mapstate import (
+    LIFETIME,
+    Count,
+    LastN,
+    SessionWindow,
+    SlidingDurationWindow,
+    Sum,
+    TumblingDurationWindow,
+    errors,
+    newStream,
+    opaque,
+    open_reader,
+    transactional,
+)
 from mapstate.backends import resolve
 from mapstate.operations.forget import forget, forget_listed, listed
 from mapstate.operations.swap import swap
@@ -93,6 +106,49 @@ def test_rolling_windows_lack_what_was_forgotten_too(spark, log, tmp_path):
     assert found == {key: value["visits"] for key, value in right.items()}
     assert done.rows_forgotten > 0
     assert done.rows + done.rows_forgotten == 250
+
+
+WINDOWS: dict[str, Any] = {
+    "tumbling": TumblingDurationWindow.of(10),
+    "sliding": SlidingDurationWindow.of(25, 10),
+    "gaps": SlidingDurationWindow.of(4, 10),
+    "sessions": SessionWindow.of(3),
+}
+
+
+@pytest.mark.parametrize("kind", WINDOWS)
+def test_windows_that_fire_lack_what_was_forgotten_too(spark, log, tmp_path, kind):
+    """They are those of a history that never had the rows."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    more = {"last": LastN("bytes", 2, by="offset")} if kind in ("tumbling", "gaps") else {}  # staged as rows
+
+    def windowed(name: str, without: str = "false") -> Any:
+        rows = newStream("visits", log.stream(spark).where(f"not ({without})"))
+        windows = rows.window(WINDOWS[kind], timestampField="bytes", lag=5, retention=165)
+        return windows.groupBy("user_id").persistentAggregate(opaque(url, name, max_attempts=1), visits=Count(), **more)
+
+    def counted(name: str, without: str = "false") -> dict[str, Any]:
+        windowed(name, without).start(str(tmp_path / name), trigger=AVAILABLE).awaitTermination()
+        with open_reader(url, name) as reader:
+            return {f"u{at}": reader.windows(f"u{at}") for at in range(7)} | {"": [reader.watermark().time]}
+
+    log.send(*((f"u{at % 7}", at) for at in range(200)))
+    counted("visits")
+    forget(url, "visits", {"user_id": "u1"}, id="ticket-7")
+    ends = log.ends()
+    log.send(*((f"u{at % 7}", at) for at in range(50)))
+    out = " or ".join(f"partition = {at} and offset < {end}" for at, end in enumerate(ends))
+    out = f"user_id = 'u1' and ({out})"
+    done = windowed("visits.v2").seed(checkpoint(log), buckets=3, version_of="visits", positions=PLACES)
+    right = windowed("right", out).seed(str(tmp_path / "right"), buckets=2)
+    assert done.rows_forgotten == 250 - right.rows - right.rows_expired > 0
+    assert done == right._replace(state="visits.v2", rows_forgotten=done.rows_forgotten)
+    assert done.rows_expired > 0
+    log.send(("u1", 206), ("u2", 198), ("u3", 260))
+    found = counted("visits.v2")
+    assert found == counted("right", out)
+    assert all(found.values())
+    swap(url, {"visits": "visits.v2"}, force=True)  # the other one has not read the last rows
 
 
 def test_no_place_is_needed_where_the_history_ends_with_what_was_forgotten(spark, log, tmp_path):
