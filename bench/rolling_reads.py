@@ -260,7 +260,9 @@ def ask(keys: int = 1000, turns: int = 15) -> Answer:
             seconds = _by_turns(ways, turns)
             rolling.write({card: [(end, 1)] for card in cards})
             during = _by_turns({name: ways[name] for name in ("plain 1000", "rolling 1000")}, turns)
-            beside = _beside_a_job(server.url, {name: ways[f"{name} 50"] for name in ("plain", "rolling")}, turns)
+            beside = _beside_a_job(
+                server.url, {name: ways[f"{name} 50"] for name in ("plain", "same bytes", "rolling")}, turns
+            )
     of = {name: ratios(seconds[f"rolling {count}"], seconds[f"plain {count}"]) for name, count in _names().items()}
     return Answer(
         [
@@ -277,6 +279,7 @@ def ask(keys: int = 1000, turns: int = 15) -> Answer:
                 for count in _names()
             ),
             Row("p99 of 50 keys beside a job, milliseconds", "1", beside["rolling, p99"], Goal("most", 2)),
+            Row("p99 of values of as many bytes as those, milliseconds", "1", beside["same bytes, p99"]),
             Row(
                 "a week by the hour of 50 keys by `windows()`",
                 "the same by rolling windows",

@@ -548,6 +548,7 @@ UNITS = b"\0" * 8  # the first unit
         ([None, UNITS + b"b\x00", b"b\x01"], [[77], None, UNITS + b"b", b"b"]),
         ([None, UNITS + b"b\x00", b"b\x01"], [[None], None, UNITS + b"b", b"b"]),
         ([None, UNITS + b"b\x00", b"b\x01"], [[0], None, UNITS + b"b\x05\x03", b"b\x01\x01"]),
+        ([None, [0] * 8 + [ord("b")], []], None),
         ([True, [0, 2, -1], [1, 1, 1, 1]], None),
     ],
 )

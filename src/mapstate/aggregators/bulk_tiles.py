@@ -7,13 +7,12 @@ greatest is asked. `mapstate.aggregators.tiles` does the rest, key by key, with 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 from mapstate.aggregators.extremes import Max, Min
-from mapstate.aggregators.folding import adds_up, folded
+from mapstate.aggregators.folding import adds_up, checked_sum, folded
 from mapstate.serializers.packed import packed_count, unpacked_all
-from mapstate.serializers.tiles import BASE, Earlier, StoredTiles
+from mapstate.serializers.tiles import BASE, Earlier, StoredTiles, Undo
 
 FEWEST = 16
 """Of fewer keys a loop is faster."""
@@ -33,9 +32,9 @@ def numpy() -> Any:
 
 def is_packed(value: Any) -> bool:
     """Whether a committed value can be one of `ManyTiles`."""
-    if isinstance(value, Earlier):
-        return not value.more and isinstance(value.after, StoredTiles)  # a field that came since has no column there
-    return isinstance(value, StoredTiles)
+    if type(value) is Earlier:
+        return not value.more and type(value.after) is StoredTiles  # a field that came since has no column there
+    return type(value) is StoredTiles
 
 
 class ManyTiles:
@@ -56,14 +55,8 @@ class ManyTiles:
             return
         self._bases = [one.base for one in self._after]
         owners, units, self._counts = self._units(range(len(values)), self._after)
-        gone = [(at, start) for at, undo in undos for start in undo.gone]
-        for at, undo in undos:
-            if undo.back.base is not None or BASE in undo.gone:
-                self._bases[at] = undo.back.base
-        lost = np.array([start for _, start in gone if start != BASE], np.int64)
-        of_lost = np.array([at for at, start in gone if start != BASE], np.int64)
-        of_back, back, self._back_counts = self._units([at for at, _ in undos], self._back)
-        all_units = np.concatenate([units, back])
+        of_back, back, self._back_counts = self._units([at for at, _ in undos], self._back) if undos else (units,) * 3
+        all_units = np.concatenate([units, back]) if undos else units
         self._low = int(all_units.min(initial=_MOST))
         high = int(all_units.max(initial=-_MOST))
         self._span = max(high - self._low, 0) + 2
@@ -72,18 +65,25 @@ class ManyTiles:
             return
         self._origins = np.arange(len(values)) * self._span
         self._keys = self._place(owners, units)
-        are_ascending = bool((np.diff(self._keys) > 0).all())
-        self._order = None
+        self.fits = bool((self._keys[1:] > self._keys[:-1]).all())  # else a loop finds which key is damaged
+        self._order: Any = None
         if undos:
-            undone = self._place(of_back, back)
-            out = np.concatenate([undone, self._place(of_lost, lost)])
-            has_all = np.isin(out[len(undone) :], self._keys).all()
-            self._kept = np.flatnonzero(~np.isin(self._keys, out))
-            keys = np.concatenate([self._keys[self._kept], undone])
-            self._order = np.argsort(keys, kind="stable")
-            self._keys = keys[self._order]
-            are_ascending = are_ascending and bool(has_all and (np.diff(undone) > 0).all())
-        self.fits = are_ascending  # else a loop finds which key is damaged
+            self._take_back(undos, self._place(of_back, back))
+
+    def _take_back(self, undos: Sequence[tuple[int, Undo]], undone: Any) -> None:
+        """Leaves the tiles before the undos' batch. ``undone`` are the places of those that come back."""
+        np = self._np
+        gone = [(at, start) for at, undo in undos for start in undo.gone if start != BASE]
+        for at, undo in undos:
+            if undo.back.base is not None or BASE in undo.gone:
+                self._bases[at] = undo.back.base
+        lost = self._place(np.array([at for at, _ in gone], np.int64), np.array([start for _, start in gone], np.int64))
+        out = np.concatenate([undone, lost])
+        self._kept = np.flatnonzero(~np.isin(self._keys, out))
+        self.fits = self.fits and bool(np.isin(lost, self._keys).all() and (np.diff(undone) > 0).all())
+        keys = np.concatenate([self._keys[self._kept], undone])
+        self._order = np.argsort(keys, kind="stable")
+        self._keys = keys[self._order]
 
     def _units(self, owners: Sequence[int], tiles: Sequence[StoredTiles]) -> tuple[Any, Any, Any]:
         np, starts = self._np, [one.starts for one in tiles]
@@ -95,25 +95,32 @@ class ManyTiles:
     def _place(self, owners: Any, units: Any) -> Any:
         return self._origins[owners] + (units - self._low)
 
-    def cut(self, units: Sequence[int]) -> Any:
-        """Of each key the place of its first tile from its unit on; a single unit is that of all."""
-        np = self._np
-        bounded = [min(max(unit - self._low, 0), self._span - 1) for unit in units]
-        return np.searchsorted(self._keys, self._origins + (bounded[0] if len(bounded) == 1 else np.array(bounded)))
+    def cuts(self, bounds: Sequence[Sequence[int]]) -> Any:
+        """For each bound and key the place of the key's first tile from there on.
+
+        A bound is a unit for each key, or one for all.
+        """
+        most = self._span - 1
+        bounded = [[min(max(unit - self._low, 0), most) for unit in units] for units in bounds]
+        return self._np.searchsorted(self._keys, self._origins + self._np.array(bounded))
 
     def joined(
-        self, field: tuple[int, Any, str], windows: Sequence[tuple[Any, bool]], high: Any
+        self, field: tuple[int, Any, str], cuts: Any, high: Any, with_base: Sequence[int], nothing: Any
     ) -> list[list[Any]] | None:
-        """Of one field, its place, aggregator and type, a value for each key and window; None where a loop has to.
+        """Of one field, its place, aggregator and type, a value for each window and key; None where a loop has to.
 
-        A window is the places of its first tiles, and whether it has the base tiles, too. ``high`` are those behind
-        its last tiles. Without a row a value is None.
+        ``cuts`` are the places of each window's first tiles, ``high`` those behind its last ones, and ``with_base`` the
+        windows that have the base tiles, too. Without a row a value is ``nothing``.
         """
         np, (at, one, kind) = self._np, field
         is_sum = adds_up(one, kind)
+
+        def join(base: Any, more: Any) -> Any:
+            return checked_sum(one, base + more) if is_sum else folded(one, kind, (base, more))
+
         extreme: Any = {Min: np.minimum, Max: np.maximum}.get(type(one))
         columns, undone = [own.columns[at] for own in self._after], [own.columns[at] for own in self._back]
-        if any(type(column) is not bytes for column in (*columns, *undone)) or (not is_sum and extreme is None):
+        if not {bytes}.issuperset(map(type, (*columns, *undone))) or (not is_sum and extreme is None):
             return None  # packed columns are of integers
         values = unpacked_all(np, columns, self._counts)
         if self._order is not None:
@@ -122,19 +129,22 @@ class ManyTiles:
         if is_sum and max(-int(values.min(initial=0)), int(values.max(initial=0))) * len(values) >= _MOST:
             return None
         # what is joined up to each tile, or one more value, because a place may be behind the last one
-        values = np.append(0, np.cumsum(values)) if is_sum else np.append(values, 0)
-        joins = partial(folded, one, kind)
-        out = []
-        for cut, has_base in windows:
-            if is_sum:
-                found = (values[high] - values[cut]).tolist()
-            else:
-                found = extreme.reduceat(values, np.column_stack([cut, high]).ravel())[::2].tolist()
-            for empty in np.flatnonzero(cut >= high).tolist():
-                found[empty] = None
-            for place, base in enumerate(self._bases if has_base else ()):
-                if base is not None and (own := base[at]) is not None:
-                    more = found[place]
-                    found[place] = own if more is None else joins((own, more))
-            out.append(found)
+        out: list[list[Any]]
+        ends = np.zeros(len(values) + 1, np.int64)
+        if is_sum:
+            np.cumsum(values, out=ends[1:])
+            out = (ends[high] - ends[cuts]).tolist()
+        else:
+            ends[:-1] = values
+            pairs = np.stack([cuts, np.broadcast_to(high, cuts.shape)], axis=-1)
+            out = extreme.reduceat(ends, pairs.ravel())[::2].reshape(cuts.shape).tolist()
+        empty = cuts >= high
+        for window, place in zip(*map(np.ndarray.tolist, np.nonzero(empty)), strict=True):
+            out[window][place] = nothing
+        bases = [(place, base[at]) for place, base in enumerate(self._bases) if base is not None] if with_base else []
+        for window in with_base:
+            found, has_none = out[window], empty[window].tolist()
+            for place, own in bases:
+                if own is not None:
+                    found[place] = own if has_none[place] else join(own, found[place])
         return out

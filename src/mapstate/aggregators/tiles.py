@@ -27,8 +27,8 @@ _Join = tuple[list[Any], int, Tiles, int]
 
 
 _Moves = tuple[list[int], list[Any], list[int]]
-_MOST_MOVES = 256
-"""The most starts of a value whose tiles a task remembers."""
+_MOST_REMEMBERED = 256
+"""The most starts of a value whose tiles a task remembers, and the most ends of which a reader knows the plan."""
 
 
 class TileFields(Fields):
@@ -96,7 +96,7 @@ class TileFields(Fields):
 
         Remembered, because the tiles of keys that have rows all the time begin at the same times.
         """
-        if len(self._moves) >= _MOST_MOVES:
+        if len(self._moves) >= _MOST_REMEMBERED:
             self._moves.clear()
         units = before.units()
         targets: list[Any] = self._tiling.tiles(units)
@@ -201,6 +201,7 @@ class Answers:
             wanted.setdefault(field, {})[order[place]] = out
         self._wanted = [(at, joining.aggregators[at], joining.fields[at].type, outs) for at, outs in wanted.items()]
         self._plans: dict[tuple[int, ...], list[_Plan]] = {}
+        self._of_ends: dict[int, tuple[list[int], list[_Plan]]] = {}
 
     def values(self, found: Sequence[Any], ends: Sequence[tuple[int, int]]) -> list[Any]:
         """A value for each committed one: of the windows that end at its end, with the rows before its second number.
@@ -209,7 +210,6 @@ class Answers:
         """
         if not self._nothing:  # only the keys are asked for
             return [None if value is None else () for value in found]
-        known: dict[int, tuple[list[int], list[_Plan]]] = {}
         out: list[Any] = [None] * len(found)
         many = [at for at, value in enumerate(found) if is_packed(value)] if len(found) >= FEWEST else []
         columns, done = self._at_once([found[at] for at in many], [ends[at] for at in many])
@@ -224,9 +224,7 @@ class Answers:
             value, (end, until) = found[at], ends[at]
             if value is None:
                 continue
-            if end not in known:
-                known[end] = self._plan(end)
-            lows, plan = known[end]
+            lows, plan = self._of_ends.get(end) or self._plan(end)
             if at in places:
                 plan = [one for one in plan if one[0] not in done]
             answer = self._of(tiles_of(value), lows, plan, until)
@@ -246,21 +244,17 @@ class Answers:
             return {}, set()
         if ends.count(ends[0]) == len(ends):
             ends = ends[:1]
-        high = tiles.cut([until for _, until in ends])
-        cuts = [tiles.cut([self._definition.low(window, end) for end, _ in ends]) for window in self._windows]
+        lows = [[self._definition.low(window, end) for end, _ in ends] for window in self._windows]
+        cuts = tiles.cuts([*lows, [until for _, until in ends]])
         columns: dict[int, list[Any]] = {}
         done: set[int] = set()
         for at, one, kind, outs in self._wanted:
-            windows = [(cuts[window], not self._windows[window].length) for window in outs]
-            joined = tiles.joined((at, one, kind), windows, high)
-            if joined is None:
-                continue
-            done.add(at)
-            for place, column in zip(outs.values(), joined, strict=True):
-                nothing = self._nothing[place]
-                columns[place] = (
-                    column if nothing is None else [nothing if value is None else value for value in column]
-                )
+            with_base = [step for step, window in enumerate(outs) if not self._windows[window].length]
+            nothing = self._nothing[next(iter(outs.values()))]
+            joined = tiles.joined((at, one, kind), cuts[[*outs]], cuts[-1], with_base, nothing)
+            if joined is not None:
+                done.add(at)
+                columns |= zip(outs.values(), joined, strict=True)
         return columns, done
 
     def _plan(self, end: int) -> tuple[list[int], list[_Plan]]:
@@ -272,7 +266,10 @@ class Answers:
                 (at, one, kind, adds_up(one, kind), [outs.get(step) for step in order])
                 for at, one, kind, outs in self._wanted
             ]
-        return [lows[step] for step in order], self._plans[order]
+        if len(self._of_ends) >= _MOST_REMEMBERED:
+            self._of_ends.clear()
+        self._of_ends[end] = found = [lows[step] for step in order], self._plans[order]
+        return found
 
     def _of(self, tiles: Tiles, lows: Sequence[int], plan: Sequence[_Plan], until: int) -> list[Any]:
         """Each tile is looked at once."""

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from sys import byteorder
 from typing import Any
 
-_WIDTHS = {ord("b"): 1, ord("h"): 2, ord("i"): 4, ord("q"): 8}
+WIDTHS = {ord("b"): 1, ord("h"): 2, ord("i"): 4, ord("q"): 8}
+"""The bytes of a number, by the letter."""
 
 
 def packed(numbers: Sequence[Any]) -> bytes | None:
     """The bytes of integers; None where one is null, or has more than 64 bits."""
-    for letter in _WIDTHS:
+    for letter in WIDTHS:
         try:
             return bytes((letter,)) + _little_endian(array(chr(letter), numbers)).tobytes()
         except OverflowError:
@@ -24,7 +25,7 @@ def packed(numbers: Sequence[Any]) -> bytes | None:
 
 def packed_count(data: bytes, skipped: int = 0) -> int:
     """How many numbers there are behind some bytes. Raises KeyError, IndexError or ValueError for no column."""
-    size, width = len(data) - 1 - skipped, _WIDTHS[data[skipped]]
+    size, width = len(data) - 1 - skipped, WIDTHS[data[skipped]]
     if size % width:
         raise ValueError(f"{len(data)} bytes are no column")
     return size // width
@@ -39,7 +40,7 @@ def number_at(column: Any, at: int) -> Any:
     """A value of a column, which is packed or a list."""
     if type(column) is not bytes:
         return column[at]
-    width = _WIDTHS[column[0]]
+    width = WIDTHS[column[0]]
     return int.from_bytes(column[1 + at * width : 1 + (at + 1) * width], "little", signed=True)
 
 
@@ -47,7 +48,7 @@ def numbers_at(column: Any, places: Sequence[int]) -> Any:
     """A column of the values at some places."""
     if type(column) is not bytes:
         return [column[at] for at in places]
-    width = _WIDTHS[column[0]]
+    width = WIDTHS[column[0]]
     return column[:1] + b"".join([column[1 + at * width : 1 + (at + 1) * width] for at in places])
 
 
@@ -57,7 +58,7 @@ def with_number(column: Any, first: int, end: int, value: Any) -> Any:
     A list is changed in place, and a packed column becomes one where the value does not fit.
     """
     if type(column) is bytes:
-        width = _WIDTHS[column[0]]
+        width = WIDTHS[column[0]]
         try:
             own = value.to_bytes(width, "little", signed=True)
         except (OverflowError, AttributeError):  # wider than the others; null
@@ -73,11 +74,11 @@ def unpacked_all(np: Any, columns: Sequence[bytes], counts: Any) -> Any:
     letters = bytes([column[0] for column in columns])
     kinds = set(letters)
     if len(kinds) == 1:
-        return np.frombuffer(b"".join([column[1:] for column in columns]), f"<i{_WIDTHS[letters[0]]}").astype(np.int64)
+        return np.frombuffer(b"".join([column[1:] for column in columns]), f"<i{WIDTHS[letters[0]]}").astype(np.int64)
     out, of = np.empty(int(counts.sum()), np.int64), np.repeat(np.frombuffer(letters, np.uint8), counts)
     for kind in kinds:
         own = b"".join([column[1:] for column in columns if column[0] == kind])
-        out[of == kind] = np.frombuffer(own, f"<i{_WIDTHS[kind]}")
+        out[of == kind] = np.frombuffer(own, f"<i{WIDTHS[kind]}")
     return out
 
 

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 from mapstate.errors import CorruptRecordError
 from mapstate.schema import Field, StateType
-from mapstate.serializers.packed import numbers_at, packed, packed_count, unpacked, with_number
+from mapstate.serializers.packed import WIDTHS, numbers_at, packed, unpacked, with_number
 from mapstate.serializers.value_types import INTEGERS, TXID, Convert, WireForm, from_wire, to_wire, wire_type
 
 BASE = -(1 << 62)
@@ -192,7 +192,7 @@ def tiles_of(value: Any) -> Any:
 
     Raises CorruptRecordError for tiles that are out of order, and an undo of tiles that are not there.
     """
-    return value.tiles() if isinstance(value, StoredTiles | Earlier) else value
+    return value if value is None or type(value) is Tiles else value.tiles()
 
 
 def damaged() -> CorruptRecordError:
@@ -339,7 +339,9 @@ def _check_lengths(base: Any, starts: Any, *columns: Any) -> None:
             if len(column) != len(starts) + base:
                 raise ValueError(f"{len(starts) + base} tiles, and {len(column)} values")
         return
-    count = packed_count(starts, 8)
-    found = [packed_count(column) if type(column) is bytes else len(column) for column in columns]
-    if found.count(count) != len(found):
-        raise ValueError(f"{count} tiles, and {found} values")
+    count, rest = divmod(len(starts) - 9, WIDTHS[starts[8]])
+    if rest or type(starts) is not bytes:
+        raise ValueError(f"{len(starts)} bytes or numbers are no packed starts")
+    for column in columns:
+        if len(column) != (1 + count * WIDTHS[column[0]] if type(column) is bytes else count):
+            raise ValueError(f"{count} tiles, and a column of {len(column)} bytes or values")
