@@ -546,13 +546,15 @@ UNITS = b"\0" * 8  # the first unit
         ([None, UNITS + b"b\x00\x02\x01", b"b\x01\x01\x01"], None),
         ([None, UNITS + b"b\x00\x01\x01", b"b\x01\x01\x01"], None),
         ([None, UNITS + b"b\x00", b"b\x01"], [[77], None, UNITS + b"b", b"b"]),
+        ([None, UNITS + b"b\x00", b"b\x01"], [[5], None, UNITS + b"b", b"b"]),
+        ([None, UNITS + b"b\x00", b"b\x01"], [[1 << 63], None, UNITS + b"b", b"b"]),
         ([None, UNITS + b"b\x00", b"b\x01"], [[None], None, UNITS + b"b", b"b"]),
         ([None, UNITS + b"b\x00", b"b\x01"], [[0], None, UNITS + b"b\x05\x03", b"b\x01\x01"]),
         ([None, [0] * 8 + [ord("b")], []], None),
         ([True, [0, 2, -1], [1, 1, 1, 1]], None),
     ],
 )
-@pytest.mark.parametrize("keys", [["bad"], ["ann"] * 20 + ["bad"]])
+@pytest.mark.parametrize("keys", [["bad"], ["ann"] * 20 + ["bad"], ["bad"] + ["ann"] * 20])
 def test_a_damaged_record_is_an_error_with_its_key(tmp_path, value, undo, keys):
     """Tiles that are out of order, and an undo of tiles that are not there, while a batch runs."""
     job = Rolled(f"memory://{tmp_path.name}", [(10, 1), LIFETIME], serializer="msgpack", aggregates={"n": Count()})

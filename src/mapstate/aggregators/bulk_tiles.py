@@ -68,19 +68,28 @@ class ManyTiles:
         self.fits = bool((self._keys[1:] > self._keys[:-1]).all())  # else a loop finds which key is damaged
         self._order: Any = None
         if undos:
-            self._take_back(undos, self._place(of_back, back))
+            self._take_back(undos, of_back, back)
 
-    def _take_back(self, undos: Sequence[tuple[int, Undo]], undone: Any) -> None:
-        """Leaves the tiles before the undos' batch. ``undone`` are the places of those that come back."""
+    def _take_back(self, undos: Sequence[tuple[int, Undo]], of_back: Any, back: Any) -> None:
+        """Leaves the tiles before the undos' batch. ``of_back`` and ``back`` are the owners and units that return."""
         np = self._np
         gone = [(at, start) for at, undo in undos for start in undo.gone if start != BASE]
+        near = range(self._low, self._low + self._span)
+        if not all(start in near for _, start in gone):  # they would be places of other keys
+            self.fits = False
+            return
         for at, undo in undos:
             if undo.back.base is not None or BASE in undo.gone:
                 self._bases[at] = undo.back.base
-        lost = self._place(np.array([at for at, _ in gone], np.int64), np.array([start for _, start in gone], np.int64))
-        out = np.concatenate([undone, lost])
-        self._kept = np.flatnonzero(~np.isin(self._keys, out))
-        self.fits = self.fits and bool(np.isin(lost, self._keys).all() and (np.diff(undone) > 0).all())
+        owners, lost = np.array(gone, np.int64).reshape(-1, 2).T
+        undone = self._place(of_back, back)
+        out = np.concatenate([self._place(owners, lost), undone])
+        places = np.searchsorted(self._keys, out)
+        is_there = np.append(self._keys, -1)[places] == out
+        self._kept = np.ones(len(self._keys), bool)
+        self._kept[places[is_there]] = False
+        are_ascending = (undone[1:] > undone[:-1]).all()
+        self.fits = bool(self.fits and is_there[: len(gone)].all() and are_ascending)
         keys = np.concatenate([self._keys[self._kept], undone])
         self._order = np.argsort(keys, kind="stable")
         self._keys = keys[self._order]

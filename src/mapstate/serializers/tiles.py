@@ -273,17 +273,20 @@ class TileLayout:
     def into(self, document: Any) -> tuple[int, Any, Any]:
         """The record of a document. Raises ValueError where columns differ in length."""
         value, undo, txid = document if self._native else (document[1], document[2], document[0])
-        after = None if value is None else self._into(*value)
+        after = None
+        if value is not None:
+            _check_lengths(*value)
+            after = self._made(*value)
         if undo is None:
             return txid, after, None
         gone, *before = undo
-        if after is None:
-            return txid, None, self._into(*before)
         _check_lengths(*before)
+        if after is None:
+            return txid, None, self._made(*before)
         return txid, after, Earlier(after, partial(self._undo, gone, before))
 
     def _undo(self, gone: Sequence[int | None], before: Sequence[Any]) -> Undo:
-        return Undo([BASE if start is None else start for start in gone], self._into(*before))
+        return Undo([BASE if start is None else start for start in gone], self._made(*before))
 
     def _out_of(self, tiles: Tiles) -> list[Any]:
         starts, columns = tiles
@@ -310,8 +313,7 @@ class TileLayout:
         pairs = zip(columns, self._is_packed, strict=True)
         return [(is_packed and type(column) is list and packed(column)) or column for column, is_packed in pairs]
 
-    def _into(self, base: Any, starts: Any, *columns: Any) -> Tiles | StoredTiles:
-        _check_lengths(base, starts, *columns)
+    def _made(self, base: Any, starts: Any, *columns: Any) -> Tiles | StoredTiles:
         own: Any = columns
         if self._converts:
             own = [
