@@ -334,6 +334,13 @@ def test_refusals(url):
         vacuum(url, "s", page_size=0)
 
 
+@pytest.mark.parametrize("number", [0, -1, 1.5, True])
+def test_a_scan_has_one_part_at_least(url, number):
+    Job(url)
+    with open_reader(url, "s") as reader, pytest.raises(UsageError, match="an int from 1 to"):
+        reader.parts(number)
+
+
 class ListsAtOnce(MemoryStore):
     """A third party's store: when its scan returns, it has listed all keys."""
 

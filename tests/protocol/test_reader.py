@@ -650,11 +650,11 @@ def test_a_scan_of_an_empty_state_is_empty(backend):
         assert list(reader.scan()) == []
 
 
-@pytest.mark.parametrize("page_size", [0, -1])
-def test_a_page_has_at_least_one_key(backend, page_size):
+@pytest.mark.parametrize("number", [0, -1, 1.5, True])
+def test_a_page_has_at_least_one_key(backend, number):
     Job(backend).batch({"a": 1})
-    with reading(backend) as reader, pytest.raises(UsageError):
-        list(reader.scan(page_size))
+    with reading(backend) as reader, pytest.raises(UsageError, match="an int from 1 to"):
+        list(reader.scan(number))
 
 
 def test_a_scan_goes_on_while_others_write(backend):

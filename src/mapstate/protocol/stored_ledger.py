@@ -150,10 +150,10 @@ def ledger_bytes(store: Any, state: str) -> bytes:
     return stored[0]
 
 
-def check_page_size(page_size: int) -> None:
-    """Raise UsageError for an empty page, and for one that no store can give."""
-    if not 1 <= page_size < 2**31:
-        raise UsageError(f"page_size is the number of keys on a page, from 1 to {2**31 - 1}, not {shown(page_size)}.")
+def check_page_size(page_size: Any, counted: str = "page_size is the number of keys on a page") -> None:
+    """Raise UsageError for no number, for an empty page, and for one that no store can give."""
+    if not isinstance(page_size, int) or isinstance(page_size, bool) or not 1 <= page_size < 2**31:
+        raise UsageError(f"{counted}, an int from 1 to {2**31 - 1}, not {shown(page_size)}.")
 
 
 def record_pages(store: Scan, page_size: int, *, index: bool = False) -> Iterator[list[Any]]:

@@ -17,6 +17,7 @@ from mapstate.findings import Unreadable
 from mapstate.keys import Key, StoreKey, contains_none
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.stored_ledger import check_page_size
 from mapstate.reader.capabilities import ThreadSafe
 from mapstate.reader.committed import PAUSES, CommittedReads, Consistency, Opened
 from mapstate.reader.forms import reader_html
@@ -304,7 +305,11 @@ class StateReader:
         return made.table(made.batch(keys, fields, values) for _, fields, keys, values, *_ in pages)
 
     def parts(self, most: int) -> list[str]:
-        """Divide a scan into at most ``most`` parts of about equal size, for `part` of any process. One at least."""
+        """Divide a scan into at most ``most`` parts of about equal size, for `part` of any process. One at least.
+
+        Raises UsageError for less than one.
+        """
+        check_page_size(most, "most is the number of parts")
         return self._reads.parts(most)
 
     def part(
