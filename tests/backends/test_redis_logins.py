@@ -23,7 +23,7 @@ from mapstate import opaque, open_async_reader, open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis import RedisBackend, problems
 from mapstate.capabilities import FenceToken
-from mapstate.errors import ConfigurationError, StoreAuthError
+from mapstate.errors import ConfigurationError, StoreAuthError, StoreUnavailableError
 from mapstate.protocol.ledger_record import Commit
 
 pytestmark = pytest.mark.redis
@@ -164,6 +164,20 @@ def test_no_message_shows_the_end_of_a_password_that_begins_with_the_one_before(
     error = redis.exceptions.ResponseError("wrong hunter2-new")
     problem, _ = problems.problem_of(error, state="visits", store="h", login_changes=True)
     assert "new" not in str(problem)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (redis.exceptions.ResponseError("DENIED Redis is running in protected mode because it is."), StoreAuthError),
+        (redis.exceptions.ConnectionError("Error 104 while writing to socket. Reset by peer."), StoreUnavailableError),
+    ],
+)
+def test_protected_mode_is_named(error, kind):
+    """It says why and closes the connection: whether a driver reads that before it writes is chance."""
+    problem, _ = problems.problem_of(error, state="visits", store="h", login_changes=False)
+    assert isinstance(problem, kind)
+    assert "is in protected mode" in str(problem)
 
 
 def test_a_password_that_stays_wrong_is_refused_and_not_shown(url, rotation):

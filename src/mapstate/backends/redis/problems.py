@@ -44,6 +44,11 @@ _SHAPES = {  # what a server says that is another one than the URL names
     "whose commands were renamed.",
 }
 
+_PROTECTED = (
+    "is in protected mode, where it answers its own machine alone. Give it a password (requirepass), and the URL the "
+    "same, or set protected-mode no where only your own machines reach it."
+)
+
 NOT_DONE = (*_REDIRECTED, *_NOT_READY)
 """Errors after which a command was not run, so that any command can be sent again."""
 
@@ -76,6 +81,8 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
     if isinstance(error, driver.AuthenticationError):
         advice = "refused the password, or the URL has none (redis://:password@host). See docs/operating.md#passwords."
         return StoreAuthError, advice, False
+    if "protected mode" in text:
+        return StoreAuthError, _PROTECTED, False
     if isinstance(error, _REFUSED) or text.startswith(("NOPERM", "DENIED", "The user executing the script can't")):
         advice = (
             "refused the user, the password or a command. A reader's ACL needs GET, MGET, EXISTS, TYPE and SCAN (and "
@@ -98,6 +105,7 @@ def _kind(error: Exception, text: str) -> tuple[type[StoreError], str, bool]:
         advice = "cannot be reached or does not answer. Check address, network, TLS and the server's log."
         if "while writing to socket" in text:
             advice += (
+                f" If it closes each connection of another machine, it {_PROTECTED}"
                 " If it closed the connection because of the command: before Redis 7 a command has at most 1,048,576 "
                 "words, and a key of a put takes two or three; use fewer keys at a time, or a smaller chunk_size."
             )
