@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from redis.connection import ConnectionPool
@@ -146,22 +147,25 @@ class RedisClusterStore:
         """
         return self._listed(self._cluster.shape(), page_size)
 
-    def scan_parts(self, most: int) -> list[str]:  # noqa: ARG002  no master's scan is divided
-        """See `ScansParts.scan_parts`: the masters."""
+    def scan_parts(self, most: int) -> list[str]:
+        """See `ScansParts.scan_parts`: a master each, or several. No master's scan is divided."""
         shape = self._cluster.shape()
-        return [f"{number} {_digest(shape)}" for number in range(len(shape.masters))]
+        masters = len(shape.masters)
+        count = min(most, masters)
+        ends = [number * masters // count for number in range(count + 1)]
+        return [f"{first} {end} {_digest(shape)}" for first, end in pairwise(ends)]
 
     def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
         """See `ScansParts.scan_part`. Errors as of `scan`."""
         from mapstate.backends.redis.listing import torn
 
-        number, digest = part.split(" ")
+        first, end, digest = part.split(" ")
         shape = self._cluster.shape()
         if _digest(shape) != digest:
             raise torn(self._cluster, f"slots of the cluster at {self._cluster.settings.address} moved")
-        return self._listed(shape, page_size, only=int(number))
+        return self._listed(shape, page_size, slice(int(first), int(end)))
 
-    def _listed(self, shape: ClusterLayout, page_size: int, *, only: int | None = None) -> Iterator[list[str]]:
+    def _listed(self, shape: ClusterLayout, page_size: int, only: slice = slice(None)) -> Iterator[list[str]]:
         from mapstate.backends.redis.listing import key_pages, walked_nodes
 
         pattern, count = escaped(self._name) + b":{*}:*", b"%d" % page_size

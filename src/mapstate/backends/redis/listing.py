@@ -58,12 +58,12 @@ def walked(
         yield [found, *foreign], ScanPosition(at, began_in)
 
 
-def walked_nodes(cluster: Any, shape: Any, scan: Callable[[bytes], bytes], only: int | None = None) -> Walk:
-    """Walk through one node of a cluster after the other, or through the ``only`` one. ``cluster`` is a `ClusterMap`.
+def walked_nodes(cluster: Any, shape: Any, scan: Callable[[bytes], bytes], only: slice = slice(None)) -> Walk:
+    """Walk through one node of a cluster after the other, ``only`` some of them. ``cluster`` is a `ClusterMap`.
 
     Raises StoreUnavailableError at the end where a slot moved or a node failed over meanwhile.
     """
-    for node in [*shape.masters][slice(only, None if only is None else only + 1)]:
+    for node in [*shape.masters][only]:
         at: bytes | None = b"0"
         while at is not None:
             ((after, *found),) = cluster.ask_node(node, [scan(at)]).found

@@ -214,7 +214,7 @@ class ReplayContract(BackendContract):
         with open_reader(backend, self.state) as reader:
             parts = reader.parts(most)
         assert all(type(part) is str for part in parts)
-        assert parts
+        assert 1 <= len(parts) <= most
         for part in reversed(parts):
             with open_reader(backend, self.state) as reader:
                 for fields, own, values in reader.part(part, 7):
