@@ -54,7 +54,7 @@ PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 FOLLOW = 1.0
 """Seconds after which a reader looks at an alias again."""
-_TRIES = 1000
+_TRIES, _MARK = 1000, 12  # of a read; and the characters of a mark
 
 
 def checked(consistency: str, max_age: float | dt.timedelta | None, follow: float | None) -> float | None:
@@ -180,14 +180,14 @@ class CommittedReads:
         store = self.store
         check_page_size(page_size)
         if cursor is not None and isinstance(store, ScansFrom):
-            mark = mark_of(self.opened().ledger)
-            if cursor and not cursor.startswith(mark):
+            ledger, place = self.opened().ledger, cursor[_MARK:]
+            if cursor and cursor != mark_of(ledger, place) + place:
                 raise UsageError(
-                    f"this is no cursor of state {self.state!r}, or of before it was reset, made anew or given to "
-                    "another query: scan from the start. Nothing was read."
+                    f"this is no cursor of state {self.state!r}, not a whole one, or of before it was reset, made anew "
+                    "or given to another query: scan from the start. Nothing was read."
                 )
-            listed = store.scan_from(cursor.removeprefix(mark), page_size)
-            return self._in_turn((records_in(page), f"{mark}{behind}") for page, behind in listed)
+            listed = store.scan_from(place, page_size)
+            return self._in_turn((records_in(page), mark_of(ledger, behind) + behind) for page, behind in listed)
         if cursor:
             raise UsageError(
                 f"the store of state {self.state!r} cannot go on with a scan: take one from the start. Nothing "
@@ -485,10 +485,10 @@ def not_open(state: str) -> UsageError:
     return UsageError(f"this reader of state {state!r} is not open here: {why}. Nothing was read. Open one here.")
 
 
-def mark_of(ledger: LedgerRecord) -> str:
-    """What cursors and names of commits begin with: another for another state, owner, or incarnation."""
-    named = f"{ledger.state} {ledger.owner} {ledger.first_txid} {ledger.floor}"
-    return blake2b(named.encode(), digest_size=6).hexdigest()
+def mark_of(ledger: LedgerRecord, place: str = "") -> str:
+    """What names of commits begin with, and cursors: another for another state, owner, incarnation, or place."""
+    named = f"{ledger.state} {ledger.owner} {ledger.first_txid} {ledger.floor}{place and f' {place}'}"
+    return blake2b(named.encode(), digest_size=_MARK // 2).hexdigest()
 
 
 def _purged(ledger: LedgerRecord) -> tuple[int, ...]:

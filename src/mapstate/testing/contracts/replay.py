@@ -197,6 +197,9 @@ class ReplayContract(BackendContract):
                     rest = dict(row for left in other.pages_as_of(9, cursor=page.cursor or "") for row in left.rows)
                 assert {**seen, **rest} == {(f"k{at:03d}",): {"n": at} for at in range(50)}
             assert list(reader.pages_as_of(7, cursor=pages[-1].cursor or "")) == []
+            for cursor in [(page.cursor or "")[:-1] for page in pages]:
+                with pytest.raises(UsageError, match="no cursor of state"):
+                    list(reader.pages_as_of(7, cursor=cursor))
             for cursor in ("x", "-1", "1e3", "999999999999999999999-", "end", "\0"):
                 with pytest.raises(UsageError, match="cursor"):
                     list(store.scan_from(cursor, 7))
