@@ -249,13 +249,3 @@ class World:
         for key, record in self.records[at].items():
             found[key] = ledger.view().values([record], ledger.next_txid - 1)[0] or 0
         return +found
-
-
-def explore(worlds: int, mutant: str = "") -> str | None:
-    """The first world that goes wrong, with what went wrong; None if none does."""
-    for number in range(worlds):
-        try:
-            World(number, mutant).go()
-        except Wrong as wrong:
-            return f"world {number}: {wrong}"
-    return None

@@ -544,13 +544,3 @@ class SessionWorld(FiredWorld):
 
 def _one(pieces: Sequence[Piece]) -> Piece:
     return Piece(min(one.first for one in pieces), max(one.last for one in pieces), sum(one.value for one in pieces))
-
-
-def explore(worlds: int, mutant: str = "", world: type[World] = World) -> str | None:
-    """The first world that goes wrong, with what went wrong; None if none does."""
-    for number in range(worlds):
-        try:
-            world(number, mutant).go()
-        except Wrong as wrong:
-            return f"world {number}: {wrong}"
-    return None

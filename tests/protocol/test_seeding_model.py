@@ -18,36 +18,36 @@ def test_each_simpler_rule_goes_wrong(mutant):
 
 
 def test_a_seed_of_rolling_windows_is_what_batches_of_its_rows_would_be():
-    assert seeding_windows.explore(500) is None
+    assert explore(500, world=seeding_windows.World) is None
 
 
 @pytest.mark.parametrize("mutant", seeding_windows.MUTANTS)
 def test_each_simpler_rule_of_rolling_windows_goes_wrong(mutant):
-    assert seeding_windows.explore(2_000, mutant) is not None
+    assert explore(2_000, mutant, seeding_windows.World) is not None
 
 
 def test_a_seed_of_windows_that_fire_is_what_batches_of_its_rows_would_be():
-    assert seeding_windows.explore(500, world=seeding_windows.FiredWorld) is None
+    assert explore(500, world=seeding_windows.FiredWorld) is None
 
 
 @pytest.mark.parametrize("mutant", seeding_windows.FIRED_MUTANTS)
 def test_each_simpler_rule_of_windows_that_fire_goes_wrong(mutant):
-    assert seeding_windows.explore(2_000, mutant, seeding_windows.FiredWorld) is not None
+    assert explore(2_000, mutant, seeding_windows.FiredWorld) is not None
 
 
 def test_a_seed_of_sessions_is_what_batches_of_its_rows_would_be():
-    assert seeding_windows.explore(2_000, world=seeding_windows.SessionWorld) is None
+    assert explore(2_000, world=seeding_windows.SessionWorld) is None
 
 
 @pytest.mark.parametrize("mutant", seeding_windows.SESSION_MUTANTS)
 def test_each_simpler_rule_of_sessions_goes_wrong(mutant):
-    assert seeding_windows.explore(2_000, mutant, seeding_windows.SessionWorld) is not None
+    assert explore(2_000, mutant, seeding_windows.SessionWorld) is not None
 
 
 def test_states_that_are_seeded_together_have_one_history():
-    assert seeding_together.explore(3_000) is None
+    assert explore(3_000, world=seeding_together.World) is None
 
 
 @pytest.mark.parametrize("mutant", seeding_together.MUTANTS)
 def test_each_simpler_rule_of_states_together_goes_wrong(mutant):
-    assert seeding_together.explore(6_000, mutant) is not None
+    assert explore(6_000, mutant, seeding_together.World) is not None

@@ -54,7 +54,7 @@ PAUSES = (0.02, 0.05, 0.1, 0.2, 0.4)
 
 FOLLOW = 1.0
 """Seconds after which a reader looks at an alias again."""
-_TRIES, _MARK = 1000, 12  # of a read; and the characters of a mark
+_TRIES, _MARK = 1000, 12  # how often a read is tried; the characters of `mark_of`
 
 
 def checked(consistency: str, max_age: float | dt.timedelta | None, follow: float | None) -> float | None:
