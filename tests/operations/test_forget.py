@@ -38,8 +38,8 @@ from mapstate.schema import KeyField
 from mapstate.testing import wait_for
 
 SECRET = "kai-u5er"
-MARKS = (SECRET, "4711", "4712")
-
+MARKS = (SECRET, "4711471147", "4712471247")
+"""Ten digits: four of them are in the hexadecimal digits of one salt in a thousand."""
 
 FENCED = ["memory", "sqlite", REDIS, CLUSTER]
 
@@ -75,9 +75,9 @@ def test_no_record_of_a_state_with_a_change_log_has_its_value(url):
 
 
 def leaves_nothing(job: Job, url: str) -> None:
-    job.batch(**{SECRET: 4711, "other": 1})
-    job.batch(**{SECRET: 4712})
-    job.attempt(**{SECRET: 4711, "phantom": 5})
+    job.batch(**{SECRET: 4711471147, "other": 1})
+    job.batch(**{SECRET: 4712471247})
+    job.attempt(**{SECRET: 4711471147, "phantom": 5})
     job.ledger.ledgers.open()  # that attempt is left behind
     assert names(url)
     done = forgets(url)
@@ -90,7 +90,7 @@ def leaves_nothing(job: Job, url: str) -> None:
 
 def test_rows_that_come_later_begin_the_key_from_nothing(url):
     job = Job(url)
-    job.batch(**{SECRET: 4711, "other": 1})
+    job.batch(**{SECRET: 4711471147, "other": 1})
     forgets(url)
     job.batch(**{SECRET: 2})
     assert contents(url) == {SECRET: 2, "other": 1}
@@ -113,7 +113,7 @@ def test_a_key_that_the_state_never_had_is_listed_all_the_same(url):
 
 
 def test_an_id_stands_for_one_key(url):
-    Job(url).batch(**{SECRET: 4711, "other": 1})
+    Job(url).batch(**{SECRET: 4711471147, "other": 1})
     first = forgets(url)
     again = forgets(url)
     assert (again.txid, again.keys, again.was_done) == (first.txid, 1, True)
@@ -138,7 +138,7 @@ def test_messy_records_are_forgotten_one_by_one(url):
 
 def test_it_is_refused_while_a_batch_is_in_flight(url):
     job = Job(url)
-    job.batch(**{SECRET: 4711})
+    job.batch(**{SECRET: 4711471147})
     job.attempt(**{SECRET: 1})
     before = stored(url)
     with pytest.raises(UsageError, match="in flight"):
@@ -156,7 +156,7 @@ def test_columns_that_the_state_lacks_are_refused_by_name(url):
 @pytest.mark.parametrize("kind", ["transactional", "non-transactional"])
 def test_states_without_a_value_before_forget_in_one_attempt(url, kind):
     job = Job(url, type=kind)
-    job.batch(**{SECRET: 4711, "other": 1})
+    job.batch(**{SECRET: 4711471147, "other": 1})
     txid = job.ledger.record.next_txid
     assert forgets(url).keys == 1
     assert names(url) == []
@@ -169,8 +169,8 @@ def test_states_without_a_value_before_forget_in_one_attempt(url, kind):
 
 def test_a_transactional_batch_that_has_to_be_repeated_is_not_replaced(url):
     job = Job(url, type="transactional")
-    job.batch(**{SECRET: 4711})
-    job.attempt(**{SECRET: 4712})
+    job.batch(**{SECRET: 4711471147})
+    job.attempt(**{SECRET: 4712471247})
     job.ledger.ledgers.open()
     with pytest.raises(UsageError, match="has batch 1 in flight, which has to be repeated"):
         forgets(url)
@@ -180,8 +180,8 @@ def test_aerospike_keeps_the_name_of_the_key_without_any_value(stand_in):
     """A late writer could make a removed record anew there, as nothing fences it."""
     backend = stand_in.backend()
     job = Job(backend)
-    job.batch(**{SECRET: 4711, "other": 1})
-    late = job.attempt(**{SECRET: 4712})
+    job.batch(**{SECRET: 4711471147, "other": 1})
+    late = job.attempt(**{SECRET: 4712471247})
     job.ledger.ledgers.open()
     done = forgets(backend)
     assert any("keeps a record without a value" in place for place in done.not_reached)
@@ -190,7 +190,9 @@ def test_aerospike_keeps_the_name_of_the_key_without_any_value(stand_in):
     ((_, *values),) = job.codec.loads([SECRET], job.store.multi_get([SECRET]))
     assert values == [None, None]
     with pytest.raises(FencedError):
-        job.store.filtered_writer(late.token).multi_put([SECRET], job.codec.dumps([(late.txid, 4712, 4711)]))
+        job.store.filtered_writer(late.token).multi_put(
+            [SECRET], job.codec.dumps([(late.txid, 4712471247, 4711471147)])
+        )
     assert contents(backend) == {"other": 1}
     assert forgets(backend).was_done
 
@@ -200,7 +202,7 @@ def test_aerospike_keeps_the_name_of_the_key_without_any_value(stand_in):
 
 def test_a_batch_that_comes_again_brings_nothing_back_and_none_is_rolled_back_over_it(url):
     job = Job(url)
-    job.batch(**{SECRET: 4711, "other": 1})
+    job.batch(**{SECRET: 4711471147, "other": 1})
     forgets(url)
     job.ledger.ledgers.open()
     assert isinstance(job.ledger.begin(0), AlreadyCommitted)
@@ -211,7 +213,7 @@ def test_a_batch_that_comes_again_brings_nothing_back_and_none_is_rolled_back_ov
 
 def test_the_list_is_there_after_a_vacuum_and_later_batches(url):
     job = Job(url)
-    job.batch(**{SECRET: 4711, "other": 1})
+    job.batch(**{SECRET: 4711471147, "other": 1})
     forgets(url)
     job.attempt(other=7)
     job.ledger.ledgers.open()
@@ -227,14 +229,14 @@ def test_the_list_is_there_after_a_vacuum_and_later_batches(url):
 def test_a_copy_from_before_forgets_by_the_list_and_again_when_it_has_caught_up(tmp_path):
     url, copy = f"sqlite:///{tmp_path}/state.db", f"sqlite:///{tmp_path}/copy.db"
     for place in (url, copy):
-        Job(place).batch(**{SECRET: 4711, "other": 1})
-    Job(url).batch(**{SECRET: 4712})
+        Job(place).batch(**{SECRET: 4711471147, "other": 1})
+    Job(url).batch(**{SECRET: 4712471247})
     forgets(url)
     entries = listed(url, "s")
     (done,) = forget_listed(copy, "s", entries, followers_have=0)
     assert (done.keys, contents(copy)) == (1, {"other": 1})
     assert forget_listed(copy, "s", entries, followers_have=0) == []  # nothing has changed since
-    Job(copy).batch(**{SECRET: 4712})  # the batch that the copy lacked comes again
+    Job(copy).batch(**{SECRET: 4712471247})  # the batch that the copy lacked comes again
     (done,) = forget_listed(copy, "s", entries, followers_have=0)
     assert (done.keys, contents(copy)) == (1, {"other": 1})
     Job(copy).batch(**{SECRET: 1})  # rows of later
@@ -253,12 +255,12 @@ def windows(url: str) -> dict[Any, Any]:
 
 def test_all_windows_of_a_key_are_gone_and_the_others_are_purged_as_ever(url, tmp_path):
     job = Windowed(url, retention=20)
-    job.batch(*[Row(at, user, 4711) for at in (1, 11, 21) for user in (SECRET, "b", "c")])
+    job.batch(*[Row(at, user, 4711471147) for at in (1, 11, 21) for user in (SECRET, "b", "c")])
     assert names(url)
     assert forget(url, "s", {"user": SECRET}, id="t").keys == 3
     assert names(url, SECRET) == []
     twin = Windowed(f"memory://{tmp_path.name}-twin", retention=20)  # to which these rows never came
-    twin.batch(*[Row(at, user, 4711) for at in (1, 11, 21) for user in ("b", "c")])
+    twin.batch(*[Row(at, user, 4711471147) for at in (1, 11, 21) for user in ("b", "c")])
     job = job.restarted()
     for rows in ([Row(22, SECRET, 5), Row(45, "b", 1)], *([Row(at, "b", 1)] for at in (60, 80, 120))):
         for one in (job, twin):
@@ -271,7 +273,7 @@ def test_all_windows_of_a_key_are_gone_and_the_others_are_purged_as_ever(url, tm
 
 def test_rolling_windows_forget_a_key(url):
     job = Rolled(url)
-    job.batch(RolledRow(1, SECRET, 4711), RolledRow(2, "b", 1))
+    job.batch(RolledRow(1, SECRET, 4711471147), RolledRow(2, "b", 1))
     assert SECRET in stored(url)
     assert forget(url, "s", {"user": SECRET}, id="t").keys == 1
     assert names(url) == []
@@ -282,7 +284,7 @@ def test_rolling_windows_forget_a_key(url):
 @pytest.mark.parametrize("url", FENCED, indirect=True)
 def test_followers_are_told_and_the_log_goes_once_they_have_read_it(url):
     job = LoggedJob(url)
-    job.batch(**{SECRET: 4711, "other": 1})
+    job.batch(**{SECRET: 4711471147, "other": 1})
     with open_reader(url, "s") as reader:
         before = reader.position()
     done = forgets(url, followers_have=86_400)
@@ -304,28 +306,28 @@ def test_followers_are_told_and_the_log_goes_once_they_have_read_it(url):
 
 @pytest.mark.parametrize("time", [1e12, float("inf"), float("nan"), -1, "1d"])
 def test_a_time_that_followers_cannot_have_is_refused_before_anything_is_written(time, url):
-    LoggedJob(url).batch(**{SECRET: 4711})
+    LoggedJob(url).batch(**{SECRET: 4711471147})
     with pytest.raises(ConfigurationError, match="followers_have is a number of seconds from 0 to"):
         forget(url, "s", {"k": SECRET}, id="t", followers_have=time)
-    assert contents(url) == {SECRET: 4711}
+    assert contents(url) == {SECRET: 4711471147}
 
 
-@pytest.mark.parametrize("name", [4711, None, True, "", " ", "\ud800", "x" * 201])
+@pytest.mark.parametrize("name", [4711471147, None, True, "", " ", "\ud800", "x" * 201])
 def test_an_id_that_no_list_can_hold_is_refused_before_anything_is_written(name, url):
     """A number was written as one, and then the list could not be read any more."""
-    Job(url).batch(**{SECRET: 4711})
+    Job(url).batch(**{SECRET: 4711471147})
     with pytest.raises(UsageError, match="id is the forget's own name"):
         forgets(url, id=name)
-    assert contents(url) == {SECRET: 4711}
+    assert contents(url) == {SECRET: 4711471147}
     assert listed(url, "s") == []
 
 
 @pytest.mark.parametrize("salt", ["", "ab", "x" * 32, b"0" * 32, 5])
 def test_a_salt_is_32_digits(salt, url):
-    Job(url).batch(**{SECRET: 4711})
+    Job(url).batch(**{SECRET: 4711471147})
     with pytest.raises(UsageError, match="32 hexadecimal digits"):
         forgets(url, salt=salt)
-    assert contents(url) == {SECRET: 4711}
+    assert contents(url) == {SECRET: 4711471147}
 
 
 # The command
@@ -336,9 +338,9 @@ def run(*args: Any, answer: str | None = None) -> Any:
 
 
 def test_the_command_asks_and_says_what_it_cannot_reach(url):
-    Job(url).batch(**{SECRET: 4711, "other": 1})
+    Job(url).batch(**{SECRET: 4711471147, "other": 1})
     assert run("forget", url, "s", SECRET, "--id", "t", answer="n\n").exit_code == 1
-    assert contents(url) == {SECRET: 4711, "other": 1}
+    assert contents(url) == {SECRET: 4711471147, "other": 1}
     done = run("forget", url, "s", SECRET, "--id", "t", answer="y\n")
     assert "s: 1 keys forgotten as txid 1001" in done.stdout
     assert "Not reached: exports, backups and snapshots of the store" in done.stdout
@@ -350,8 +352,8 @@ def test_the_command_asks_and_says_what_it_cannot_reach(url):
 
 def test_the_command_forgets_by_a_column_in_all_states_that_have_it(url):
     day, user = KeyField("day", "date"), KeyField("user", "string")
-    made_of_one_batch(url, "by_day", (day, user), (N,), {f"2026-11-2{at}|{SECRET}": 4711 for at in range(3)})
-    made_of_one_batch(url, "by_user", (user,), (N,), {SECRET: 4711, "other": 1})
+    made_of_one_batch(url, "by_day", (day, user), (N,), {f"2026-11-2{at}|{SECRET}": 4711471147 for at in range(3)})
+    made_of_one_batch(url, "by_user", (user,), (N,), {SECRET: 4711471147, "other": 1})
     made_of_one_batch(url, "by_page", (KeyField("page", "string"),), (N,), {SECRET: 1})
     done = run("forget", url, "--where", f"user={SECRET}", "--id", "t", "--yes")
     assert "by_page is not keyed by user: it is left as it is" in done.stdout
@@ -396,7 +398,7 @@ def interrupted(*_: Any, **__: Any) -> None:
 def test_the_command_writes_its_list_to_a_file_and_applies_it(tmp_path):
     url, copy, file = f"sqlite:///{tmp_path}/a.db", f"sqlite:///{tmp_path}/copy.db", tmp_path / "list"
     for place in (url, copy):
-        Job(place).batch(**{SECRET: 4711, "other": 1})
+        Job(place).batch(**{SECRET: 4711471147, "other": 1})
     forgets(url)
     assert run("forget", url, "s", "--export", file).stdout.startswith("1 entries written")
     assert SECRET.encode() not in file.read_bytes()
@@ -450,7 +452,7 @@ def test_a_forget_that_is_killed_at_any_write_is_run_again(request, tmp_path, pl
         url = f"sqlite:///{folder}/state.db"
         if place == "redis":
             url = f"{request.getfixturevalue('redis_url')}{folder.name}/"
-        LoggedJob(url).batch(**{SECRET: 4711, "other": 1})
+        LoggedJob(url).batch(**{SECRET: 4711471147, "other": 1})
         seen.append(Interrupted(url, folder).killed(method, call, after=after))
         job = LoggedJob(url)  # another driver, which leaves what was in flight behind
         is_absent = SECRET not in contents(url)
@@ -472,7 +474,7 @@ def test_a_forget_that_is_killed_at_any_write_is_run_again(request, tmp_path, pl
 @pytest.mark.parametrize(("method", "call"), [("multi_put", 1), ("swap", 2), ("multi_rewrite", 1)])
 def test_a_forget_that_was_killed_is_run_again_without_a_driver_in_between(tmp_path, method, call):
     url = f"sqlite:///{tmp_path}/state.db"
-    Job(url).batch(**{SECRET: 4711, "other": 1})
+    Job(url).batch(**{SECRET: 4711471147, "other": 1})
     assert Interrupted(url, tmp_path).killed(method, call, after=False)
     with pytest.raises(UsageError, match="in flight"):
         vacuum(url, "s")
@@ -557,15 +559,15 @@ def test_a_place_outside_the_history_is_refused_and_not_taken_for_a_later_row(pl
 
 def test_a_forget_that_waits_for_rows_in_the_source_forgets_them_too(url):
     job = Version(url, state="s")
-    job.batch_to(5, **{SECRET: 4711, "other": 1})
+    job.batch_to(5, **{SECRET: 4711471147, "other": 1})
     started, ended = threading.Event(), threading.Event()
 
     def run() -> None:
         started.wait(20)
         for end in (6, 7):
-            attempt = job.attempt(**{SECRET: 4712})
+            attempt = job.attempt(**{SECRET: 4712471247})
             time_of_batch.wait(0.2)
-            job.commit(attempt, end, **{SECRET: 4712})
+            job.commit(attempt, end, **{SECRET: 4712471247})
         ended.set()
 
     time_of_batch = threading.Event()
@@ -582,7 +584,7 @@ def test_a_forget_that_waits_for_rows_in_the_source_forgets_them_too(url):
 
 def test_a_batch_that_begins_while_it_forgets_is_waited_for(url):
     job = Version(url, state="s")
-    job.batch_to(5, **{SECRET: 4711})
+    job.batch_to(5, **{SECRET: 4711471147})
     calls = []
 
     def do() -> Any:
@@ -601,7 +603,7 @@ def test_a_batch_that_begins_while_it_forgets_is_waited_for(url):
 def test_a_batch_that_is_committed_before_the_ledger_is_read_again_is_waited_for(url):
     """The forget sees it in flight; when the ledger is read again, it is no more."""
     job = Version(url, state="s")
-    job.batch_to(5, **{SECRET: 4711})
+    job.batch_to(5, **{SECRET: 4711471147})
     calls = []
 
     def do() -> Any:
@@ -620,7 +622,7 @@ def test_a_batch_that_is_committed_before_the_ledger_is_read_again_is_waited_for
 
 
 def test_what_can_never_be_forgotten_is_said_at_once(url):
-    Version(url, state="s").batch_to(5, **{SECRET: 4711})
+    Version(url, state="s").batch_to(5, **{SECRET: 4711471147})
     with pytest.raises(UsageError, match="its key columns are"):
         when_caught_up(url, "s", '[{"t":{"0":5}}]', lambda: forget(url, "s", {"nope": 1}, id="t"), wait=60)
 
@@ -629,12 +631,12 @@ def test_what_has_not_caught_up_in_time_or_cannot_be_compared_is_not_forgotten(t
     url = f"sqlite:///{tmp_path}/state.db"
     job = Version(url, state="s")
     ran = partial(CliRunner().invoke, app, catch_exceptions=False)
-    job.batch_to(5, **{SECRET: 4711})
+    job.batch_to(5, **{SECRET: 4711471147})
     words = ["forget", url, "s", SECRET, "--id", "t", "--yes", "--followers-have", "0s", "--when-caught-up"]
     for ends, why in (('{"t":{"0":6}}', "behind|by 1"), ("[{}]", "cannot be compared"), ("7", "offsets as JSON")):
         done = ran([*words, ends, "--wait", "0"])
         assert done.exit_code == 2
         assert re.search(why, done.stderr)
-    assert open_reader(url, "s").get(SECRET) == {"n": 4711}
+    assert open_reader(url, "s").get(SECRET) == {"n": 4711471147}
     assert ran([*words, '{"t":{"0":5}}']).exit_code == 0
     assert open_reader(url, "s").get(SECRET) is None
