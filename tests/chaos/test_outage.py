@@ -155,12 +155,12 @@ def hung_and_killed(server: RedisServer) -> Iterator[None]:
     server.restart()
 
 
-OUTAGES = [hanging, killed, hung_and_killed]
+OUTAGES = [hung_and_killed, hanging, killed]
 
 
 def test_every_answer_in_an_outage_is_right_or_refused_and_comes_in_time(start_redis, rounds, tally):
     server = start_redis(dbfilename="dump.rdb", appendonly="yes", appendfsync="always")
-    writer, ended, outages = Writer(server.url), threading.Event(), rounds(3, 100)
+    writer, ended, outages = Writer(server.url), threading.Event(), rounds(1, 100)
     with serving(server.url, "--timeout", str(TIMEOUT)) as served, ThreadPoolExecutor(CLIENTS + 1) as pool:
         clients = Clients(served, writer)
         threads = [pool.submit(writer.write, ended)]

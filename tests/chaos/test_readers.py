@@ -298,7 +298,7 @@ def test_readers_under_fire_never_see_half_a_batch_and_never_go_back(url, rounds
 
     It goes on until the readers saw many states, and one that found a key absent was often overtaken by a vacuum.
     """
-    kills, keys, states, overtaken = rounds(3, 60), rounds(100_000, 3_000_000), rounds(50, 2000), rounds(1, 30)
+    kills, keys, states, overtaken = rounds(1, 60), rounds(20_000, 3_000_000), rounds(20, 2000), rounds(1, 30)
     chance = random.Random(1)
     killed = done = 0
 

@@ -54,7 +54,7 @@ def test_rolling_windows_are_right_whenever_the_driver_dies(
     steps = [step for step in STEPS for _ in range(13)]
     draw.shuffle(steps)
     steps = steps[: rounds(1, len(steps))]
-    chain = RollingChain(tmp_path / "chain", url, draw, files=len(steps) + 5)
+    chain = RollingChain(tmp_path / "chain", url, draw, files=len(steps) + rounds(3, 5))
     for at, step in enumerate(steps):
         try:
             chain.kill(step)

@@ -16,7 +16,7 @@ from mapstate import Count, Sum, newStream, opaque
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("apply_on", ["executors", "driver"])
+@pytest.mark.parametrize("apply_on", ["executors", pytest.param("driver", marks=pytest.mark.full)])
 def test_no_batch_fails_and_each_row_counts_once(
     apply_on,
     rounds: Callable[[Any, Any], Any],
@@ -27,7 +27,7 @@ def test_no_batch_fails_and_each_row_counts_once(
     tmp_path: Path,
 ):
     """A batch that failed would end the query: nothing starts it again."""
-    batches = rounds(6, 300)
+    batches = rounds(4, 300)
     order = random.Random(batches)
     for number in range(batches):
         visits.put(f"{number:03}", [(f"user-{order.randrange(50)}", order.randrange(1000)) for _ in range(40)])

@@ -39,7 +39,7 @@ def check(url: str, place: Path, sums: list[int], per_batch: int, kills: list[st
 
 def test_a_worker_killed_in_mid_write_mixes_no_two_tries(url, spark, rounds, tally, tmp_path):
     """local[2]: Spark never tries a task again, the batch is begun anew, with other rows under each key."""
-    batches = rounds(4, 24)
+    batches = rounds(2, 24)
     sums = write_files(tmp_path / "input", batches, 2, ROWS)
     faults = []
     for batch in range(batches):
@@ -50,11 +50,12 @@ def test_a_worker_killed_in_mid_write_mixes_no_two_tries(url, spark, rounds, tal
     tally("Python worker killed in mid-write, on local", kills=batches)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.local_cluster
-def test_an_executor_killed_in_mid_write_mixes_no_two_tries(rounds, tally, tmp_path, redis_url):
+def test_an_executor_killed_in_mid_write_mixes_no_two_tries(tally, tmp_path, redis_url):
     """local-cluster: Spark tries the task again by itself, and computes again what the executor held of the shuffle."""
-    kinds = ["between tasks", *["executor", "between tasks", "self"] * rounds(0, 5)]
+    kinds = ["between tasks", *["executor", "between tasks", "self"] * 5]
     in_cluster(redis_url, tmp_path, kinds)
     rows = {
         "executor": "executor JVM killed in mid-write",

@@ -82,7 +82,7 @@ def test_an_executor_without_the_stores_driver_is_one_error_before_the_store_is_
 
 @pytest.mark.slow
 @pytest.mark.local_cluster
-@pytest.mark.full  # test_worker_kills has such executors in each run
+@pytest.mark.full  # test_spark_faults has such executors in each run
 def test_executors_with_all_packages_pass_the_check(visits, tmp_path):
     url = f"sqlite:///{tmp_path}/state.db"
     done = job_on_cluster(url, visits)

@@ -186,15 +186,16 @@ def orders(broker, redis_url, tmp_path):
 
 
 def test_orders_count_once_though_driver_and_broker_are_killed(orders, rounds):
-    with orders.producing(30_000, rate=1_500):
-        for number in rounds([8_000], [2_000, 8_000]):
-            with orders.job("--most", "3000") as process:
-                orders.until(process, number)
-        with orders.job("--most", "3000") as process:
-            orders.until(process, 12_000)
+    number, most = rounds(12_000, 30_000), rounds("2000", "3000")
+    with orders.producing(number, rate=1_500):
+        for least in rounds([], [2_000, 8_000]):
+            with orders.job("--most", most) as process:
+                orders.until(process, least)
+        with orders.job("--most", most) as process:  # which is killed at the end, too
+            orders.until(process, 4 * number // 10)
             orders.broker.kill()
             orders.broker.start()
-            orders.until(process, 20_000)
+            orders.until(process, 2 * number // 3)
     orders.run()
     orders.check()
 
