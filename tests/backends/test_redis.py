@@ -588,13 +588,13 @@ def test_a_get_that_is_cut_anywhere_never_gives_wrong_records(proxy, redis_url):
             assert not proxy.is_armed
 
 
-def test_a_swap_that_is_cut_anywhere_is_whole_or_nothing_and_the_ledger_tells_which(proxy, redis_url):
+def test_a_swap_that_is_cut_anywhere_is_whole_or_nothing_and_the_ledger_tells_which(proxy, redis_url, rounds):
     store, looking = opened(proxy.url, retries=2), opened(redis_url)
     move(looking, OPEN)
     for direction in ("requests", "replies"):
         length = len(cut_points(proxy, direction, lambda: move(store, OPEN)))
         outcomes = set()
-        for at in range(0, length, 3):
+        for at in range(0, length, rounds(11, 3)):
             found = store.load()[1]
             looking.claim(7, 0, "me")
             fence, record = FenceToken(2, at), b"ledger %03d %s" % (at, direction.encode())

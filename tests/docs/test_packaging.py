@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_the_source_that_is_released_builds_and_passes_its_tests(tmp_path):
     build = [sys.executable, "-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path)]

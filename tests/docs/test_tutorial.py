@@ -34,6 +34,7 @@ def run(script: str, folder: Path, environment: dict[str, str]) -> str:
     return out
 
 
+@pytest.mark.full
 @pytest.mark.redis
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # five jobs, each with a JVM of its own

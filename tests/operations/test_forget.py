@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import full
 from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
 from rolled import Rolled
 from rolled import Row as RolledRow
@@ -440,8 +441,8 @@ class Interrupted:
 
 
 @pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("comes_back", [False, True])
-@pytest.mark.parametrize("place", ["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.mark.parametrize("comes_back", [full(False), True])
+@pytest.mark.parametrize("place", [full("sqlite"), pytest.param("redis", marks=pytest.mark.redis)])
 def test_a_forget_that_is_killed_at_any_write_is_run_again(request, tmp_path, place, after, comes_back):
     """Another batch may come before it is run again; its rows count, if they are later than the tombstone."""
     calls = [*(("swap", at) for at in (1, 2, 3, 4)), ("multi_put", 1), ("multi_put", 2), ("multi_rewrite", 1)]

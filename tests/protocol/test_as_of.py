@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from cases import full
 from states import Job, contents
 
 from mapstate.backends import resolve
@@ -40,7 +41,7 @@ def some_keys(chance):
     return {key: chance.randrange(1000) for key in chance.sample(KEYS, chance.randrange(1, 4))}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(16), *map(full, range(16, 60))])
 def test_what_is_read_as_of_a_batch_is_what_was_there_then_or_an_error(url, seed):
     chance = random.Random(seed)
     how, job = {"owner": "q"}, Job(url)

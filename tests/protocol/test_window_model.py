@@ -9,10 +9,10 @@ from model.window_oracle import SETTINGS
 from model.windows import Played, play
 
 
-def test_in_no_random_world_is_a_window_wrong():
+def test_in_no_random_world_is_a_window_wrong(rounds):
     total = Played()
     for setting in SETTINGS:
-        for seed in range(12):
+        for seed in range(rounds(4, 12)):
             total.add(play(seed, setting))
     happened = {name: getattr(total, name) for name in Played.__dataclass_fields__}
     assert min(happened.values()) > 0, f"what does not happen is not searched: {happened}"

@@ -12,6 +12,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from cases import full
 
 from mapstate import open_reader
 
@@ -290,7 +291,7 @@ def test_every_key_of_a_real_log_is_counted_exactly(job):
         assert {key: one["hits"] for (key,), one in job.state(state).items()} == dict(counted)
 
 
-@pytest.mark.parametrize("name", ["whole.log", "whole.log.gz"])
+@pytest.mark.parametrize("name", [full("whole.log"), "whole.log.gz"])
 def test_one_file_plain_or_gzip_gives_the_same_counts(spark, tmp_path, name):
     job = Job(spark, f"memory://{uuid4().hex}", tmp_path)
     lines = lines_of(MADE_UP.read_bytes())

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from access_logs import REAL, ROOT, made_up, moved
+from cases import full
 from processes import with_fast_java
 
 from mapstate import open_reader
@@ -72,7 +73,7 @@ def store(request: Any, tmp_path: Path) -> str:
     return f"sqlite:///{tmp_path}/hours.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")
 
 
-@pytest.mark.parametrize("log", ["out of order", "moved"])
+@pytest.mark.parametrize("log", ["out of order", full("moved")])
 def test_every_window_and_every_late_line_is_awks(spark, store, tmp_path, monkeypatch, log):
     monkeypatch.syspath_prepend(str(ROOT / "examples"))
     access_log, access_log_windows = map(import_module, ("access_log", "access_log_windows"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import full
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, Visits, contents
@@ -585,7 +586,7 @@ def test_states_that_follow_each_other_are_restored_from_one_moment(chain):
     assert chain.is_right()
 
 
-@pytest.mark.parametrize("states", [(STATE, "all"), (STATE,)], ids=["in both", "in the first alone"])
+@pytest.mark.parametrize("states", [full((STATE, "all")), (STATE,)], ids=["in both", "in the first alone"])
 def test_a_state_that_follows_another_is_taken_back_with_it(chain, states):
     """If the checkpoint is the same, the second one notices by itself that the first counts another commit."""
     chain.put(2)
@@ -647,7 +648,7 @@ def test_who_follows_a_state_that_went_back_reads_it_anew(job, lost):
     assert job.is_right()
 
 
-@pytest.mark.parametrize("damage", [b"garbage", b'[9000000000000000,{"visits":1,"bytes":1},null]'])
+@pytest.mark.parametrize("damage", [full(b"garbage"), b'[9000000000000000,{"visits":1,"bytes":1},null]'])
 def test_a_record_that_mapstate_did_not_write_is_restored(job, damage):
     job.put(2)
     job.run()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import full
 from every_store import AEROSPIKE, FULL, REDIS, url_of
 from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, Visits, contents
@@ -49,7 +50,7 @@ pytestmark = pytest.mark.spark
 FIRST = [(f"u{at % 7}", at) for at in range(100)]
 LATE = [("u1", 4_000), ("new", 5), ("new", 6), ("u2", 1)]
 WRONG = [("u3", 3), ("u3", 10), ("u4", 4)]
-FENCED = ["sqlite", REDIS, FULL[-1]]
+FENCED = [full("sqlite"), REDIS, FULL[-1]]
 
 
 @pytest.fixture(params=[*FENCED, AEROSPIKE])
@@ -119,11 +120,11 @@ def test_rows_are_added_and_taken_back_and_the_stream_goes_on(spark, visits, url
 @pytest.mark.parametrize(
     "rows",
     [
-        {"add": LATE[1:]},
+        full({"add": LATE[1:]}),
         {"add": LATE, "retract": WRONG},
-        {"retract": LATE},
-        {"add": [*LATE, ("u2", 1)]},
-        {"retract": WRONG},
+        full({"retract": LATE}),
+        full({"add": [*LATE, ("u2", 1)]}),
+        full({"retract": WRONG}),
     ],
 )
 def test_other_rows_under_the_same_id_are_refused(spark, visits, tmp_path, rows):
@@ -408,7 +409,7 @@ def test_it_is_refused_while_a_running_query_has_a_batch_in_flight(spark, visits
     assert contents(url, "visits") == counted(FIRST, [("u1", 5)], LATE)
 
 
-@pytest.mark.parametrize("call", [1, 2])  # the begin, the commit
+@pytest.mark.parametrize("call", [full(1), 2])  # the begin, the commit
 def test_a_batch_that_begins_meanwhile_fences_it_and_a_repeated_call_counts_once(
     spark, visits, url, state, faulty, call
 ):
@@ -446,8 +447,13 @@ POINTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("after", [False, True])
-@pytest.mark.parametrize("point", POINTS)
+@pytest.mark.parametrize(
+    ("point", "after"),
+    [
+        *(("begin", False), full("begin", True), full("records", False), ("records", True)),
+        *(("entry", False), full("entry", True), full("commit", False), ("commit", True)),
+    ],
+)
 def test_it_is_there_once_after_a_crash_at_each_write(spark, visits, url, state, faulty, monkeypatch, point, after):
     """As a driver leaves it that was killed: nothing is given up."""
     fault = Fail(**POINTS[point], after=after, error=errors.CorruptStoreError)

@@ -7,6 +7,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from cases import full
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -81,7 +82,7 @@ def right(rows: list[Input], length: int, slide: int) -> Fired:
 
 @pytest.mark.parametrize(
     ("length", "slide"),
-    [(5, 2), (2, 3), *(pytest.param(*of, marks=pytest.mark.full) for of in ((3, 3), (4, 2)))],
+    [(5, 2), *(full(*of) for of in ((2, 3), (3, 3), (4, 2)))],
 )
 def test_windows_by_count_are_right_whatever_crashes(spark, url, monkeypatch, length, slide):
     draw = random.Random(length * 10 + slide)

@@ -7,6 +7,7 @@ from importlib import import_module
 from itertools import permutations
 
 import pytest
+from cases import full
 from every_store import AEROSPIKE, REDIS
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
@@ -29,7 +30,7 @@ def url(request, tmp_path):
     return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue(request.param)
 
 
-@pytest.fixture(params=["true", "false"])
+@pytest.fixture(params=["true", full("false")])
 def pushdown(spark, request):
     """With and without the filters of a query in the plan of the read."""
     spark.conf.set(PUSHDOWN, request.param)
@@ -100,7 +101,7 @@ def test_a_frame_has_the_columns_types_and_values_of_the_state(spark, url, tmp_p
     assert found.count() == 40
 
 
-@pytest.mark.parametrize("parts", [1, 2, 5, 64])
+@pytest.mark.parametrize("parts", [full(1), full(2), 5, full(64)])
 def test_the_partitions_of_a_frame_have_each_key_once(spark, url, parts):
     many = {f"user-{at}": at for at in range(12_000)}
     made_of_one_batch(url, "s", USERS, N, many)

@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import pytest
+from cases import full
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from spark_fixtures import AVAILABLE, Visits, contents, finish
@@ -56,7 +57,7 @@ def shown(url: str) -> list[tuple[Any, ...]]:
     return found
 
 
-@pytest.mark.parametrize("is_redis_first", [True, False])
+@pytest.mark.parametrize("is_redis_first", [True, full(False)])
 def test_a_window_is_final_once_no_restart_can_take_it_back(spark, visits, tmp_path, redis_url, is_redis_first):
     sqlite = f"sqlite:///{tmp_path}/other.db"
     first, second = (redis_url, sqlite) if is_redis_first else (sqlite, redis_url)

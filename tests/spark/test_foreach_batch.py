@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import full
 from py4j.java_collections import JavaMap
 from pyspark import InheritableThread
 from pyspark.errors import StreamingQueryException
@@ -174,7 +175,9 @@ def test_an_inheritable_thread_serves_its_query(url, spark, given):
     assert ledger(url).last_commit.run is not None
 
 
-@pytest.mark.parametrize("way", ["view", "own pandas", "root pandas", "checkpoint", "cached", "union"])
+@pytest.mark.parametrize(
+    "way", ["view", full("own pandas"), "root pandas", full("checkpoint"), "cached", full("union")]
+)
 def test_a_frame_that_went_another_way_is_of_its_batch(way, url, spark, given):
     job = counts_of(spark, given, opaque(url))
 
@@ -356,7 +359,7 @@ def in_parts(job_of: Callable[[], Any], *, swallow: bool = False) -> Function:
     return function
 
 
-@pytest.mark.parametrize("is_made_anew", [False, True])
+@pytest.mark.parametrize("is_made_anew", [full(False), True])
 @pytest.mark.parametrize("swallow", [pytest.param(False, marks=pytest.mark.full), True])
 def test_an_opaque_state_takes_a_part_back_and_counts_the_whole_batch_next(url, spark, given, is_made_anew, swallow):
     one = counts_of(spark, given, opaque(url))
@@ -788,7 +791,7 @@ def test_a_batch_that_the_function_left_out_is_named_and_not_taken_for_a_lost_on
     assert ledger(url).last_commit.batch_id == done  # that one was left out
 
 
-@pytest.mark.parametrize("left_out", [0, 1])
+@pytest.mark.parametrize("left_out", [0, full(1)])
 def test_a_batch_that_was_left_out_before_the_first_call_of_a_run_is_named(left_out, url, spark, visits):
     def start() -> None:
         job = counts_of(spark, visits, opaque(url))

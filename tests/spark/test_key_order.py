@@ -9,6 +9,7 @@ from operator import itemgetter
 from typing import Any
 
 import pytest
+from cases import full
 from pyspark.sql import functions as F
 
 from mapstate import Collect, Count, newStream, opaque
@@ -80,7 +81,7 @@ def test_redis_gets_the_keys_of_a_task_in_one_order_in_every_batch(spark, redis_
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("as_many_tasks")
-@pytest.mark.parametrize("apply_on", ["auto", "executors"])
+@pytest.mark.parametrize("apply_on", ["auto", full("executors")])
 def test_a_large_batch_is_sorted_unless_batches_have_been_small_for_long(spark, tmp_path, monkeypatch, apply_on):
     """One that turns out to be large behind small ones is sorted, too, where that turns out before it is applied."""
     orders = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cases import full
 from pyspark.errors import StreamingQueryException
 from servers import RedisServer
 from spark_fixtures import AVAILABLE, Visits, contents, finish
@@ -37,7 +38,7 @@ def together(spark: Any, visits: Visits, spec: Any) -> Any:
 
 
 @pytest.mark.redis
-@pytest.mark.parametrize("make", [opaque, transactional])
+@pytest.mark.parametrize("make", [opaque, full(transactional)])
 def test_a_server_that_is_away_for_some_seconds_does_not_end_a_job(spark, visits, caplog, make):
     put(visits)
     with RedisServer(as_process=True).start(appendonly="yes", appendfsync="always") as server:
@@ -50,7 +51,7 @@ def test_a_server_that_is_away_for_some_seconds_does_not_end_a_job(spark, visits
         assert contents(server.url, "visits") == visits.truth()
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [full(False), True])
 @pytest.mark.parametrize("where", [Begins(1), None, Commits(1)], ids=["begin", "put", "commit"])
 @pytest.mark.parametrize("build", [pytest.param(counting, marks=pytest.mark.full), together])
 def test_a_store_that_does_not_answer_at_any_step_is_retried_and_counts_once(

@@ -148,7 +148,7 @@ def test_an_old_plan_of_now_is_refused(url, monkeypatch):
         assert read(plan, 30)[0]["rows_lifetime"] == (1 if "asOf" in options else 0)
 
 
-@pytest.mark.parametrize("url", ["sqlite", REDIS], indirect=True)
+@pytest.mark.parametrize("url", [FULL[1], REDIS], indirect=True)
 def test_every_way_of_reading_gives_whole_batches_while_they_run(spark, url):
     """Threads of one reader, an event loop, HTTP and a DataFrame, each beside the driver, which also loses attempts."""
     state, draw = keyed(url, retention=1000), random.Random(49)

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from cases import full
 from every_store import AEROSPIKE, FULL, REDIS, url_of
 from pyspark.sql import DataFrame, SparkSession
 from rolled import Row, floor, inside, shown, suffix
@@ -254,10 +255,10 @@ def dies(*_: Any, **__: Any) -> None:
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("native", {}),
+        full("native", {}),
         ("own", {"own": {"names": Names()}, "lag": 7}),
-        ("bounded", {"windows": WINDOWS[:3], "lag": 3}),
-        ("ungrouped", {"by": (), "retention": 11}),
+        full("bounded", {"windows": WINDOWS[:3], "lag": 3}),
+        full("ungrouped", {"by": (), "retention": 11}),
     ],
 )
 def test_rolling_windows_are_those_of_brute_force(spark, url, monkeypatch, name, options):
@@ -439,7 +440,7 @@ class Days:
             assert reader.watermark().time == newest
 
 
-@pytest.mark.parametrize("url", ["sqlite", REDIS], indirect=True)
+@pytest.mark.parametrize("url", [FULL[1], REDIS], indirect=True)
 def test_a_row_in_quarantine_is_in_no_tile_and_counts_once_where_it_is_sent_again(spark, url, tmp_path):
     kept, large = tmp_path / "kept", 1 << 62
     days = Days(spark, url, tmp_path, on_poison="quarantine", quarantine=str(kept))
@@ -457,8 +458,8 @@ def test_a_row_in_quarantine_is_in_no_tile_and_counts_once_where_it_is_sent_agai
     days.check(without=["poison"])
 
 
-@pytest.mark.parametrize("url", ["sqlite", REDIS], indirect=True)
-@pytest.mark.parametrize("windows", [WINDOWS, ((10, 2), (60, 10))], ids=["a lifetime", "none"])
+@pytest.mark.parametrize("url", [FULL[1], REDIS], indirect=True)
+@pytest.mark.parametrize("windows", [WINDOWS, full(((10, 2), (60, 10)))], ids=["a lifetime", "none"])
 def test_a_batch_of_rolling_windows_that_is_planned_anew_counts_once(spark, url, tmp_path, windows):
     """The one before is taken back, with all that it folded, whatever rows its plan has now."""
     days = Days(spark, url, tmp_path, windows)
@@ -474,7 +475,7 @@ def test_a_batch_of_rolling_windows_that_is_planned_anew_counts_once(spark, url,
     assert [one.batch_id for one in days.finished] == [0, 1, 2, 2]
 
 
-@pytest.mark.parametrize("url", ["sqlite", REDIS], indirect=True)
+@pytest.mark.parametrize("url", [FULL[1], REDIS], indirect=True)
 def test_rolling_windows_that_are_two_batches_ahead_of_a_checkpoint_refuse_it(spark, url, tmp_path):
     days = Days(spark, url, tmp_path)
     days.day("a", *(Row(at, user, at) for at in range(0, 90, 7) for user in "xyz"))
@@ -508,7 +509,7 @@ class Less(CombinerAggregator):
         return 0
 
 
-@pytest.mark.parametrize("windows", ["rolling", "sliding", "none"])
+@pytest.mark.parametrize("windows", ["rolling", full("sliding"), full("none")])
 @pytest.mark.parametrize(
     ("own", "first", "then", "error"),
     [

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import full
 from every_store import AEROSPIKE
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
-from spark_fixtures import AVAILABLE, STORES_OF_BYTES, Visits, contents
+from spark_fixtures import AVAILABLE, ONE_STORE_OF_BYTES, Visits, contents
 
 from mapstate import (
     Count,
@@ -48,8 +49,8 @@ def history(visits: Visits) -> Visits:
     return visits
 
 
-@pytest.mark.parametrize("each_url", [*STORES_OF_BYTES, AEROSPIKE], indirect=True)
-@pytest.mark.parametrize("kind", [opaque, transactional])
+@pytest.mark.parametrize("each_url", [*ONE_STORE_OF_BYTES, AEROSPIKE], indirect=True)
+@pytest.mark.parametrize("kind", [opaque, full(transactional)])
 def test_the_history_is_batch_0_and_the_stream_goes_on_after_it(spark, history, each_url, kind):
     counts = declared(spark, history, each_url, kind)
     reports: list[Any] = []
@@ -82,8 +83,8 @@ def failed(
         return reader.ledger()
 
 
-@pytest.mark.parametrize("kind", [opaque, transactional])
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("kind", [opaque, full(transactional)])
+@pytest.mark.parametrize("after", [full(False), True])
 def test_a_seed_that_died_goes_on_and_loads_nothing_twice(spark, history, tmp_path, after, kind):
     """Its writes: the opening, the stage, begin and commit of each of six buckets, and the end."""
     url, done = f"sqlite:///{tmp_path}/state.db", 0

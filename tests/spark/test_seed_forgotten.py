@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from cases import full
 from partitioned_log import PartitionedLog
 from spark_fixtures import AVAILABLE, ONE_STORE_OF_BYTES, contents
 
@@ -67,7 +68,7 @@ def checkpoint(log: PartitionedLog) -> str:
 
 
 @pytest.mark.parametrize("each_url", ONE_STORE_OF_BYTES, indirect=True)
-@pytest.mark.parametrize("kind", [opaque, transactional])
+@pytest.mark.parametrize("kind", [opaque, full(transactional)])
 def test_a_new_version_lacks_what_was_forgotten_and_has_what_came_since(spark, log, each_url, kind):
     ends = served(spark, log, each_url, kind)
     right = log.truth(without="u1", below=ends)
@@ -116,7 +117,7 @@ WINDOWS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", WINDOWS)
+@pytest.mark.parametrize("kind", ["tumbling", *(full(kind) for kind in WINDOWS if kind != "tumbling")])
 def test_windows_that_fire_lack_what_was_forgotten_too(spark, log, tmp_path, kind):
     """They are those of a history that never had the rows."""
     url = f"sqlite:///{tmp_path}/state.db"
@@ -161,7 +162,7 @@ def test_no_place_is_needed_where_the_history_ends_with_what_was_forgotten(spark
     assert contents(url, "visits.v2") == {("u2",): {"visits": 1, "last": [2]}, ("u3",): {"visits": 1, "last": [3]}}
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [full(False), True])
 def test_a_seed_that_died_goes_on_with_the_list_and_never_without(spark, log, tmp_path, after):
     url = f"sqlite:///{tmp_path}/state.db"
     ends = served(spark, log, url)
@@ -249,9 +250,9 @@ def test_a_row_without_its_place_stops_the_seed(spark, log, tmp_path):
     ("places", "match"),
     [
         (("partition", "topic", "offset"), "partition int is no topic: that is string"),
-        (("topic", "part_double", "offset"), "part_double double is no partition"),
-        (("topic", "partition", "topic"), "topic string is no offset"),
-        (("topic_bytes", "partition", "offset"), "topic_bytes binary is no topic"),
+        full(("topic", "part_double", "offset"), "part_double double is no partition"),
+        full(("topic", "partition", "topic"), "topic string is no offset"),
+        full(("topic_bytes", "partition", "offset"), "topic_bytes binary is no topic"),
     ],
 )
 def test_columns_that_are_no_place_are_refused_before_anything_is_written(spark, log, tmp_path, places, match):

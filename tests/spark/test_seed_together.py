@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import full
 from chain import put_file
 from clicks import FIRING, USERS, Clicks, Names
-from every_store import CLUSTER, REDIS, url_of
+from every_store import FULL, REDIS, url_of
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as F
 from rolled import Row
@@ -39,7 +40,7 @@ pytestmark = pytest.mark.spark
 NAMES = ("users", "names", "sessions", "late")
 
 
-@pytest.fixture(params=["memory", REDIS, CLUSTER])
+@pytest.fixture(params=[FULL[0], REDIS, FULL[2]])
 def each_url(request: Any, tmp_path: Path) -> str:
     return url_of(request, tmp_path)
 
@@ -81,7 +82,9 @@ def shown(url: Any, name: str) -> Any:
         return {user: reader.windows(user) for user in USERS} if name == "sessions" else dict(reader.scan())
 
 
-@pytest.mark.parametrize("deaths", [(), (("sessions", 4), ("late", 3), ("late", 2))], ids=["at once", "with deaths"])
+@pytest.mark.parametrize(
+    "deaths", [full(()), (("sessions", 4), ("late", 3), ("late", 2))], ids=["at once", "with deaths"]
+)
 def test_all_states_of_a_stream_are_seeded_as_one_batch_would_count_them(spark, clicks, tmp_path, deaths):
     finished: list[Any] = []
     urls = [f"sqlite:///{tmp_path}/{name}.db" for name in ("seeded", "twin")]
@@ -194,7 +197,7 @@ def of(tmp_path: Path, store: str) -> list[str]:
     return [f"sqlite:///{tmp_path}/{name}.db" for name in ("aa" if store == "one" else "ab")]
 
 
-@pytest.mark.parametrize("store", ["one", "two"])
+@pytest.mark.parametrize("store", [full("one"), "two"])
 def test_a_seed_of_two_states_that_died_goes_on_with_rows_of_one_reading(spark, clicks, tmp_path, store):
     urls, seen = of(tmp_path, store), list[dict[str, int]]()
     for at, death in enumerate(DEATHS[store]):

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import full
 from clicks import CONFIGS, USERS, WINDOWS, Clicks, Names
-from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
+from every_store import AEROSPIKE, FULL, REDIS, url_of
 from rolled import Row
 from spark_fixtures import AVAILABLE
 
@@ -19,7 +20,7 @@ from mapstate.testing import Fail, FaultyBackend
 pytestmark = pytest.mark.spark
 
 
-@pytest.fixture(params=["memory", "sqlite", REDIS, CLUSTER, AEROSPIKE])
+@pytest.fixture(params=[*FULL[:2], REDIS, FULL[2], AEROSPIKE])
 def each_url(request: Any, tmp_path: Path) -> str:
     return url_of(request, tmp_path)
 
@@ -35,7 +36,8 @@ def clicks(tmp_path: Path) -> Clicks:
 
 
 @pytest.mark.parametrize(
-    ("windows", "own"), [(WINDOWS, {}), (WINDOWS[:3], {}), (WINDOWS, {"names": Names()}), (WINDOWS[1:3], {})]
+    ("windows", "own"),
+    [full(WINDOWS, {}), (WINDOWS[:3], {}), (WINDOWS, {"names": Names()}), full(WINDOWS[1:3], {})],
 )
 def test_a_seed_of_rolling_windows_is_what_batches_would_be(spark, clicks, url, windows, own):
     draw = random.Random(repr(windows))
@@ -71,7 +73,7 @@ def failed(spark: Any, clicks: Clicks, url: str, folder: Path, *, call: int, aft
         return reader.ledger()
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [full(False), True])
 def test_a_seed_of_rolling_windows_that_died_goes_on_with_the_same_horizon(spark, clicks, url, tmp_path, after):
     clicks.history(random.Random(3))
     staged = None
@@ -167,7 +169,10 @@ def windows_of(url: str, name: str, purged: Any, *, own: bool) -> Any:
 
 @pytest.mark.parametrize(
     ("kind", "own"),
-    [*((kind, {}) for kind in CONFIGS), *((kind, {"names": Names()}) for kind in ("tumbling", "sessions"))],
+    [
+        *(full(kind, {}) if kind in ("tumbling", "gaps", "sessions") else (kind, {}) for kind in CONFIGS),
+        *(full("tumbling", {"names": Names()}), ("sessions", {"names": Names()})),
+    ],
 )
 def test_a_seed_of_windows_is_what_batches_in_order_would_be(spark, tmp_path, url, kind, own):
     draw = random.Random(kind)
@@ -207,7 +212,7 @@ def test_a_seed_of_windows_is_the_same_in_every_store(spark, clicks, each_url, k
         assert reader.watermark().time == 1_995 - (kind == "sessions")
 
 
-@pytest.mark.parametrize("kind", ["sliding", "sessions"])
+@pytest.mark.parametrize("kind", [full("sliding"), "sessions"])
 def test_a_seed_of_windows_that_died_goes_on(spark, clicks, url, tmp_path, kind):
     clicks.history(random.Random(9))
     for call in (2, 3, 4, 5):
@@ -226,8 +231,8 @@ def test_a_seed_of_windows_that_died_goes_on(spark, clicks, url, tmp_path, kind)
         assert windows.removed == windows.purged  # what was left out does not come back
 
 
-@pytest.mark.parametrize("buckets", [1, 5])
-@pytest.mark.parametrize("own", [{}, {"names": Names()}])
+@pytest.mark.parametrize("buckets", [full(1), 5])
+@pytest.mark.parametrize("own", [full({}), {"names": Names()}])
 def test_sessions_at_both_ends_of_a_history(spark, tmp_path, url, buckets, own):
     """The watermark is 294, and sessions that end at 252 or before are gone."""
     seeded, batched = Clicks(tmp_path / "seeded"), Clicks(tmp_path / "batched")

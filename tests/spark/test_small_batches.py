@@ -7,6 +7,7 @@ from typing import Any
 
 import fast_start
 import pytest
+from cases import full
 from every_store import AEROSPIKE, REDIS
 from py4j.clientserver import ClientServerConnection
 from spark_fixtures import AVAILABLE, Visits, finish
@@ -64,7 +65,7 @@ def small(spark, monkeypatch):
     spark.conf.set("spark.sql.adaptive.enabled", shown)
 
 
-@pytest.mark.parametrize("each_url", ["memory", REDIS, AEROSPIKE], indirect=True)
+@pytest.mark.parametrize("each_url", [full("memory"), REDIS, AEROSPIKE], indirect=True)
 def test_the_driver_applies_small_batches_behind_some_of_them(spark, small, each_url):
     job = Job(spark, each_url)
     where = [job.batch(keys) for keys in (3, SOME, 0, 5, SOME, 0, 7)]
@@ -74,7 +75,7 @@ def test_the_driver_applies_small_batches_behind_some_of_them(spark, small, each
     assert [report.rows for report in job.reports] == [6, 2 * SOME, 0, 10, 2 * SOME, 0, 14]
 
 
-@pytest.mark.parametrize("keys", [SOME + 1, 3 * SOME, 100 * SOME])
+@pytest.mark.parametrize("keys", [SOME + 1, full(3 * SOME), full(100 * SOME)])
 def test_a_large_batch_goes_to_the_executors_and_small_ones_have_to_come_again(spark, small, tmp_path, keys):
     job = Job(spark, f"sqlite:///{tmp_path}/state.db")
     where = [job.batch(size) for size in (1, 1, 1, 1, keys, 1, 1, 1, 1)]

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import spark_fixtures
+from cases import full
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 from spark_fixtures import Visits, finish, run_job
@@ -251,7 +252,7 @@ def test_a_ledger_deleted_by_itself_is_noticed_and_nothing_is_counted_on(start_r
     client.close()
 
 
-@pytest.mark.parametrize("spec_of", [opaque, transactional])
+@pytest.mark.parametrize("spec_of", [opaque, full(transactional)])
 def test_a_first_run_that_failed_on_the_executors_leaves_the_state_to_a_new_checkpoint(
     spec_of, url, spark, visits, tmp_path
 ):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import full
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from spark_fixtures import Visits, contents, run_job
@@ -51,8 +52,8 @@ def held(url: Any, state: str = "s") -> int | None:
     return said
 
 
-@pytest.mark.parametrize("options", [{}, {"chunk_size": 3}, {"apply_on": "driver"}], ids=str)
-@pytest.mark.parametrize("spec_of", [opaque, transactional, non_transactional])
+@pytest.mark.parametrize("options", [{}, full({"chunk_size": 3}), {"apply_on": "driver"}], ids=str)
+@pytest.mark.parametrize("spec_of", [opaque, full(transactional), non_transactional])
 def test_each_batch_says_how_many_keys_it_adds(spec_of, options, each_url, spark):
     job = counts(spark, spec_of(each_url, repeat="allowed", **options))
     seen = []
@@ -128,7 +129,7 @@ def test_a_transactional_attempt_that_had_written_nothing_knows_when_it_is_repea
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "expected"), [("non-transactional", None), ("opaque", 20)])
+@pytest.mark.parametrize(("kind", "expected"), [full("non-transactional", None), ("opaque", 20)])
 def test_a_task_that_spark_tries_again_by_itself_is_no_reason_to_count_wrongly(
     kind, expected, url, visits: Visits, tmp_path
 ):

@@ -7,6 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
+from cases import full
 from pyspark.sql import functions as F
 from spark_fixtures import contents
 
@@ -72,7 +73,7 @@ def raw(url):
         return dict(reader.scan())
 
 
-@pytest.mark.parametrize("serializer", ["json", "msgpack"])
+@pytest.mark.parametrize("serializer", [full("json"), "msgpack"])
 def test_two_batches_come_to_what_spark_merges(serializer, url, spark):
     frame = rows(spark)
     batches = [frame.where("n < 40000"), frame.where("n >= 20000")]

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 
 import pytest
+from cases import full
 from pyspark.sql import functions as F
 from spark_fixtures import contents
 
@@ -198,7 +199,7 @@ def test_variances_and_booleans_are_sparks_own(spark, tmp_path):
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("serializer", ["json", "msgpack"])
+@pytest.mark.parametrize("serializer", ["json", full("msgpack")])
 def test_values_that_are_kept_up_to_a_bound_are_sparks_own(serializer, spark, tmp_path):
     """Every type with an order, in two batches; nulls, NaN, both zeros, duplicates."""
     url = f"sqlite:///{tmp_path}/state.db"
@@ -242,7 +243,7 @@ def test_values_that_are_kept_up_to_a_bound_are_sparks_own(serializer, spark, tm
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("apply_on", ["executors", "driver"])
+@pytest.mark.parametrize("apply_on", ["executors", full("driver")])
 def test_the_most_frequent_values_and_the_row_of_the_greatest(apply_on, spark, tmp_path):
     """Also as new values, which a DataFrame with the result types holds."""
     url = f"sqlite:///{tmp_path}/state.db"

@@ -15,6 +15,7 @@ if __name__ == "__main__":  # the job whose driver dies: see the end
     sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "fixtures"))
 
 import pytest
+from cases import full
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -573,7 +574,7 @@ def test_a_batch_that_another_driver_has_committed_is_not_kept(spark, tmp_path):
     assert contents(url, "s") == {("u1",): {"n": 1}}
 
 
-@pytest.mark.parametrize("is_left", [False, True])
+@pytest.mark.parametrize("is_left", [full(False), True])
 def test_what_is_kept_is_not_removed_by_a_driver_that_was_overtaken(spark, tmp_path, monkeypatch, is_left):
     """It stands still behind its begin, while another one, for which a function fails, sets the batch aside.
 

@@ -9,7 +9,8 @@ from decimal import Decimal
 from typing import Any, NamedTuple
 
 import pytest
-from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
+from cases import full
+from every_store import AEROSPIKE, FULL, REDIS, url_of
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from rolled import floor
@@ -168,14 +169,14 @@ def drawn(site: Site, draw: random.Random, low: int, high: int, count: int = 40)
 
 
 CASES: list[Any] = [
-    ("bigint", {"startTime": 3, "retention": 500}),
+    full("bigint", {"startTime": 3, "retention": 500}),
     ("bigint", {"own": {"names": Names()}, "retention": 500, "lag": 30}),
-    ("timestamp", {"retention": 400}),
+    full("timestamp", {"retention": 400}),
     ("timestamp", {"own": {"names": Names()}, "startTime": 7, "retention": 400}),
 ]
 
 
-@pytest.fixture(params=["sqlite", REDIS, CLUSTER, AEROSPIKE])
+@pytest.fixture(params=[FULL[1], REDIS, FULL[2], AEROSPIKE])
 def url(request: Any, tmp_path: Any) -> str:
     """A store of each kind that the workers reach, empty."""
     return url_of(request, tmp_path)

@@ -9,6 +9,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
+from cases import full
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -424,7 +425,7 @@ class Clock:
 YEARS = 10 * 365 * 86_400
 
 
-@pytest.mark.parametrize("jump", [YEARS, -YEARS])
+@pytest.mark.parametrize("jump", [YEARS, full(-YEARS)])
 def test_no_idle_input_goes_on_by_a_clock_that_jumped(spark, each_url, monkeypatch, caplog, jump):
     clock, schema = Clock(monkeypatch), "at timestamp, user string"
 
@@ -460,7 +461,7 @@ def test_no_idle_input_goes_on_by_a_clock_that_jumped(spark, each_url, monkeypat
     assert watermark() == clock.at(44)
 
 
-@pytest.mark.parametrize("jump", [YEARS, -YEARS])
+@pytest.mark.parametrize("jump", [YEARS, full(-YEARS)])
 def test_windows_by_the_clock_do_not_follow_a_jump_and_a_restart_by_a_wrong_clock_is_refused(
     spark, each_url, monkeypatch, jump
 ):
@@ -576,7 +577,7 @@ def test_an_advance_fires_with_the_next_batch_also_behind_an_attempt_that_died(s
     ("config", "field"),
     [
         (TumblingDurationWindow.of(10), "at"),
-        (SlidingDurationWindow.of(25, 10), "at"),
+        full(SlidingDurationWindow.of(25, 10), "at"),
         (TumblingDurationWindow.of("1 millisecond"), None),
     ],
 )
