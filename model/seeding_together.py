@@ -1,14 +1,15 @@
 """A seed of two states of one stream, in one store or in two, by drivers that die and go on: random worlds.
 
-Drivers and lost checkpoints are those of `model.seeding`; a transform may give other rows each time that it reads. What
-matters is which of the two can be read, and that both have the rows of one reading.
+Drivers and lost checkpoints are those of `model.seeding`; a transform may give other rows each time that it reads. A
+job may leave a state out for a while, and seed the other one alone. What matters is which of the two can be read, and
+that a job that has both goes on only if both have the rows of one reading.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from mapstate.errors import LedgerError, UsageError
@@ -29,6 +30,8 @@ MUTANTS = {
     "any_stage": "each state goes on with the stage that its ledger names, whichever reading made it",
     "stages_again": "a state of which all is loaded is staged anew where its stage is gone",
     "takes_apart": "a seed of one store is begun anew before an older driver has lost the other store",
+    "other_reading": "a state of which all is loaded ends beside one that has ended, whatever their readings are",
+    "ends_counted": "where both have ended, whatever jobs did it, nothing more is asked",
 }
 
 
@@ -44,7 +47,7 @@ class World:
         self.stages: dict[str, list[Counter[str]]] = {}
         self.plan: BatchPlan | None = None
         self.is_flaky, self.names, self.is_lost = self.rng.random() < 0.6, 0, False
-        self.changes = self.rng.random() < 0.5
+        self.changes, self.drops = self.rng.random() < 0.5, self.rng.random() < 0.3
         self.readings: list[list[str]] = []
 
     def name(self) -> str:
@@ -88,28 +91,43 @@ class World:
     # ---- a driver
 
     def seed(self, job: str = "") -> Iterator[None]:
-        """By a job that may have been changed, and may name its states in another order."""
+        """By a job that may have been changed, may name its states in another order, and may lack one of them."""
+        states: Sequence[int] = STATES
         session, domains = self.name(), self.rng.choice([self.domains, self.domains[::-1]])
+        if self.drops and not job:
+            states = self.rng.choice([STATES, STATES[:1], STATES[1:]])
+            domains = [own for domain in domains if (own := [at for at in domain if at in states])]
         job = job or self.rng.choice(JOBS if self.changes else JOBS[0])
         plan = self.plan
         if plan is None:
             self.plan = plan = BatchPlan("[0]", f"[{len(self.log)}]", int(self.name()))
             yield
+        ledgers = [self.ledgers[at] for at in states]
+        if all(ledger is not None and ledger.seed is None for ledger in ledgers) and self.mutant == "ends_counted":
+            self.counted(states)
+            return
         yield from self.open(session, f"{plan.digest().fingerprint} {job}", domains)
-        if not self.found():
-            yield from self.stage(session, plan)
-        for at in STATES:
+        if not self.found(states):
+            yield from self.stage(session, plan, states)
+        for at in states:
             yield from self.load(at, session)
             if self.mutant == "ends_when_loaded":
                 self.end([at], session, plan)
                 yield
-        for domain in [[at] for at in STATES] if self.mutant == "ends_apart" else domains:
+        for domain in [[at] for at in states] if self.mutant == "ends_apart" else domains:
             self.end(domain, session, plan)
             yield
+        self.counted(states)
+
+    def counted(self, states: Sequence[int]) -> None:
+        """Spark is told that batch 0 is done, unless another driver has taken over: what it has is of one reading."""
+        if not self.is_one_reading(states):
+            raise Wrong(f"batch 0 is done, of more than one reading: {self.readings}")
 
     def open(self, session: str, digest: str, domains: Sequence[Sequence[int]]) -> Iterator[None]:
         opens = len(domains) == 1 or self.mutant == "takes_apart"
-        known = [open_ledger(ledger, self.request(at, session)) for at, ledger in enumerate(self.ledgers)]
+        states = sorted(at for domain in domains for at in domain)
+        known = {at: open_ledger(self.ledgers[at], self.request(at, session)) for at in states}
         if not opens:
             self.begun(known, digest)
             for domain in domains:
@@ -120,7 +138,7 @@ class World:
                 yield
         for domain in domains:
             if opens:
-                known = [open_ledger(ledger, self.request(at, session)) for at, ledger in enumerate(self.ledgers)]
+                known = {at: open_ledger(self.ledgers[at], self.request(at, session)) for at in states}
             for at in domain:
                 known[at] = known[at] if opens else self.held(at)
                 check_session(known[at], session)
@@ -129,29 +147,32 @@ class World:
                 self.ledgers[at] = known[at] = after[at]
             yield
 
-    def begun(self, known: Sequence[LedgerRecord], digest: str) -> list[LedgerRecord]:
-        after = [seeding.open_seed(ledger, f"{digest} {at}") for at, ledger in enumerate(known)]
+    def begun(self, known: Mapping[int, LedgerRecord], digest: str) -> dict[int, LedgerRecord]:
+        after = {at: seeding.open_seed(ledger, f"{digest} {at}") for at, ledger in known.items()}
         if self.mutant != "anew_beside_ended":
-            seeding.check_together(after)
+            is_left = self.mutant == "other_reading"
+            seeding.check_together(
+                [one for one in after.values() if not (is_left and one.seed is not None and one.seed.is_loaded)]
+            )
         return after
 
-    def found(self) -> bool:
+    def found(self, states: Sequence[int]) -> bool:
         """Whether the stages are there of all that is not loaded."""
-        known = [seed for at in STATES if (seed := self.held(at).seed) is not None]
-        readings = {seed.stage and seed.stage.partition(" ")[0] for seed in known}
+        known = [seed for at in states if (seed := self.held(at).seed) is not None]
+        readings = {seed.reading for seed in known}
         if None in readings or (len(readings) > 1 and self.mutant != "any_stage"):
             return False
         return all((seed.is_loaded and self.mutant != "stages_again") or seed.stage in self.stages for seed in known)
 
-    def stage(self, session: str, plan: BatchPlan) -> Iterator[None]:
+    def stage(self, session: str, plan: BatchPlan, states: Sequence[int]) -> Iterator[None]:
         reading, rows, places = self.name(), self.read_history(plan), {}
         yield
-        for at in STATES:
+        for at in states:
             if self.held(at).seed is None:
                 continue
             if self.mutant == "reads_apart" and at:
                 rows = self.read_history(plan)
-            places[at] = f"{reading} {at}"
+            places[at] = f"seed-{at}-{reading}"
             self.stages[places[at]] = self.grouped(at, rows)
             yield
         for at, place in places.items():
@@ -208,7 +229,7 @@ class World:
             if all(ledger is not None and ledger.seed is None for ledger in self.ledgers):
                 break
         else:
-            if self.is_lost and failed is not None:
+            if failed is not None and (self.is_lost or (self.drops and not self.may_be_one_reading())):
                 return  # loudly
             raise Wrong(f"the seed has no end: {failed}")
         self.read()
@@ -237,12 +258,24 @@ class World:
     def read(self) -> None:
         """Those of one store can be read together, or not at all; and what can be read is of one reading."""
         done = [at for at, ledger in enumerate(self.ledgers) if ledger is not None and ledger.seed is None]
-        if len(done) == 1 and len(self.domains) == 1:
+        if len(done) == 1 and len(self.domains) == 1 and not self.drops:
             raise Wrong(f"state {done[0]} can be read, and the other one cannot")
-        seen = {at: self.values(at) for at in done}
-        rights = [{at: sum(self.grouped(at, rows), Counter()) for at in done} for rows in self.readings]
-        if done and seen not in rights:
-            raise Wrong(f"{seen} is no reading of the history: {rights}")
+        for states in [[at] for at in done] if self.drops else [done]:
+            if not self.is_one_reading(states):
+                raise Wrong(f"states {states} are of no reading of the history: {self.readings}")
+
+    def is_one_reading(self, states: Sequence[int]) -> bool:
+        seen = {at: self.values(at) for at in states}
+        rights = [{at: sum(self.grouped(at, rows), Counter()) for at in seen} for rows in self.readings]
+        return not seen or seen in rights
+
+    def may_be_one_reading(self) -> bool:
+        """Whether what has ended and what is loaded is of one reading, and nothing else is left."""
+        readings = set()
+        for ledger in self.ledgers:
+            seed, done = (None, None) if ledger is None else (ledger.seed, ledger.last_commit)
+            readings.add(seed.is_loaded and seed.reading if seed else done and done.reading)
+        return len(readings) == 1 and readings.isdisjoint([None, False])
 
     def values(self, at: int) -> Counter[str]:
         ledger, found = self.held(at), Counter[str]()

@@ -309,12 +309,32 @@ def test_states_of_a_stream_end_together_and_nothing_begins_beside_one_that_has_
     assert [record.seed for record in driver.records] == [None, None]
 
 
-def loaded(stores: Sequence[Any], requests: Sequence[Any], plans: Sequence[str]) -> SeedLedgers:
+@pytest.mark.parametrize("how", ["another", "unknown"])
+def test_a_state_does_not_end_beside_one_of_another_reading(tmp_path, how):
+    """An older mapstate that writes the ledger leaves out which reading it is of: then it is unknown."""
+    stores = [resolve(f"sqlite:///{tmp_path}/{at}.db").open(f"s{at}") for at in (0, 1)]
+    requests = [opening(state=f"s{at}", owner="q", fields=(N,)) for at in (0, 1)]
+    loaded(stores, requests, ["p", "p"])
+    lone = loaded(stores[:1], requests[:1], ["p"], "seed-b" if how == "another" else "seed-a")
+    lone.end(PLAN, [DONE])
+    ledger = lone.records[0]
+    assert decode_ledger(encode_ledger(ledger), "s0") == ledger
+    assert ledger.last_commit.reading == ("b" if how == "another" else "a")
+    if how == "unknown":
+        older = encode_ledger(ledger).replace(b',"reading":"a"', b"")
+        assert older != encode_ledger(ledger)
+        change_all(lone.ledgers, lambda _: [decode_ledger(older, "s0")])
+    with pytest.raises(UsageError, match="'s0' counts its seed already, and state 's1'.*another reading"):
+        SeedLedgers(stores, requests, ["refuse"] * 2).open_seeds(["p", "p"])
+    assert SeedLedgers(stores[1:], requests[1:], ["refuse"]).ledgers[0].load().seed.is_loaded
+
+
+def loaded(stores: Sequence[Any], requests: Sequence[Any], plans: Sequence[str], stage: str = "seed-a") -> SeedLedgers:
     """A driver with nothing left to do but the end."""
     driver = SeedLedgers(stores, requests, ["refuse"] * len(stores))
     driver.open_seeds(plans)
     for at in range(len(stores)):
-        driver.staged(at, "seed-a", files=1, rows=5, buckets=1)
+        driver.staged(at, stage, files=1, rows=5, buckets=1)
         attempt = driver.begin_bucket(at)
         driver.commit_bucket(at, attempt.txid, rows=5, keys=1, keys_delta=1)
     return driver

@@ -37,6 +37,7 @@ from mapstate.testing import Fail, FaultyBackend
 
 pytestmark = pytest.mark.spark
 
+DIED = errors.CorruptStoreError
 NAMES = ("users", "names", "sessions", "late")
 
 
@@ -241,6 +242,46 @@ def test_beside_a_state_that_has_ended_no_other_seed_begins(spark, clicks, tmp_p
     shutil.rmtree(clicks.checkpoint)
     done = plain(spark, clicks, *urls, policy="reset")["total"].seed(clicks.checkpoint)
     assert visible(urls) == {"users": done.rows, "total": done.rows}
+
+
+def alone(spark: Any, clicks: Clicks, backend: Any, name: str) -> Any:
+    """The job of before, with one of its states."""
+    stream = Topology("site").newStream("clicks", rows_of(spark, clicks)).transform(lambda df: df.where(F.rand() < 0.5))
+    groups = stream.groupBy("user") if name == "users" else stream
+    return groups.persistentAggregate(opaque(backend, name, max_attempts=1), rows=Count())
+
+
+@pytest.mark.parametrize("store", ["one", "two"])
+def test_a_state_that_a_job_left_out_for_a_while_does_not_end_with_another_reading(spark, clicks, tmp_path, store):
+    urls = of(tmp_path, store)
+    dies(spark, clicks, urls, (1, "swap", 3, False))  # users is loaded, and total is not
+    shutil.rmtree(Path(clicks.checkpoint, "mapstate"))
+    ends = FaultyBackend(resolve(urls[1]), tmp_path, [Fail(method="swap", call=5, after=True, name="end", error=DIED)])
+    with pytest.raises(DIED):
+        alone(spark, clicks, ends, "total").seed(clicks.checkpoint)
+    seen = visible(urls)
+    assert [*seen] == ["total"]
+    with pytest.raises(errors.UsageError, match="'total' counts its seed already, and state 'users'.*another reading"):
+        plain(spark, clicks, *urls)["users"].seed(clicks.checkpoint)
+    assert visible(urls) == seen
+    ends = FaultyBackend(resolve(urls[0]), tmp_path, [Fail(method="swap", call=2, after=True, name="last", error=DIED)])
+    with pytest.raises(DIED):
+        alone(spark, clicks, ends, "users").seed(clicks.checkpoint)
+    seen = visible(urls)
+    assert [*seen] == ["users", "total"]
+    both = plain(spark, clicks, *urls)["users"]
+    with pytest.raises(errors.UsageError, match="another reading"):
+        both.seed(clicks.checkpoint)
+    with pytest.raises(StreamingQueryException, match="another reading"):
+        both.start(clicks.checkpoint, trigger=AVAILABLE).awaitTermination()
+    assert visible(urls) == seen
+    assert alone(spark, clicks, urls[0], "users").seed(clicks.checkpoint).rows == seen["users"]
+    drop(urls[1], "total")
+    clicks.put([Row(2_001, "x", 1)] * 200)
+    again = plain(spark, clicks, *urls, on_gap="accept")
+    again["users"].start(clicks.checkpoint, trigger=AVAILABLE).awaitTermination()
+    found = visible(urls)
+    assert found["users"] - seen["users"] == found["total"] > 0
 
 
 def test_a_state_that_a_job_left_out_while_batch_0_ended_is_refused_with_what_to_do(spark, clicks, tmp_path):

@@ -100,6 +100,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     ``windows``           of a state with windows
     ``is_part``           the function gave the batch in parts, and what counts is the first one. In the JSON only if so
     ``seeded``            a seed that has ended: batch 0, loaded part by part. In the JSON only if so
+    ``reading``           of a seed: which reading of the history it counts. In the JSON only if there is one
     ``forgotten``         of a seed: rows of forgotten keys that were left out. In the JSON only if there are any
     """
 
@@ -119,6 +120,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     windows: WindowCommit | None = None
     is_part: bool = False
     seeded: bool = False
+    reading: str | None = None
     forgotten: int = 0
 
 
@@ -285,7 +287,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 
 
 _encoder = msgspec.json.Encoder()
-_NULLS = b"ttl windows changes rolling seed operations correction taken newest".split()
+_NULLS = b"ttl windows changes rolling seed operations correction taken newest reading".split()
 _ZEROS = b"height forgotten expired".split()
 _FLAGS = (b',"is_part":false', b',"seeded":false', b',"kind":"vacuum"')
 _DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), *(b',"%s":0' % name for name in _ZEROS), *_FLAGS)

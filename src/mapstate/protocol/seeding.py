@@ -62,21 +62,36 @@ def open_seed(ledger: LedgerRecord, plan: str, *, listed: int = 0) -> LedgerReco
 
 
 def check_together(ledgers: Sequence[LedgerRecord]) -> None:
-    """Check the states of a topology, whose seeds have been opened. Raises UsageError.
+    """Check the states of a topology: those whose seeds have been opened, or that count. Raises UsageError.
 
     A seed that has ended is never rolled back. So where one has, the others have all of the same rows, and only lack
-    their end: a driver died between the ends of two commit domains.
+    their end: a driver died between the ends of two commit domains. Two readings need not give the same rows, and a job
+    that had only one of the states may have made another one.
     """
-    ended = [ledger.state for ledger in ledgers if ledger.seed is None]
-    lacking = [ledger.state for ledger in ledgers if ledger.seed is not None and not ledger.seed.is_loaded]
-    if ended and lacking:
+    first = next((ledger for ledger in ledgers if ledger.last_commit is not None and ledger.last_commit.seeded), None)
+    if first is None:
+        return
+    for ledger in ledgers:
+        seed, reading = ledger.seed, _reading(ledger)
+        if ledger is first or (reading is not None and reading == _reading(first)):
+            continue
+        why = "has another one to begin: is it new or changed, or was batch 0 planned anew?"
+        if seed is None or seed.is_loaded:
+            why = "is of another reading of the history: for a while the job had only one of them."
         raise UsageError(
-            f"state {ended[0]!r} counts its seed already, and state {lacking[0]!r}, of the same topology, has another "
-            "one to begin: is it new or changed, or was batch 0 planned anew? Nothing was written. Seed with the job "
-            "and the checkpoint of before, and add a state later, once with on_gap='accept'; or seed all of them, with "
-            "a new checkpoint and on_new_owner='reset'. See docs/life.md#seed",
-            state=lacking[0],
+            f"state {first.state!r} counts its seed already, and state {ledger.state!r}, of the same topology, {why} "
+            "Nothing was written. Seed with the job and the checkpoint of before; then remove the other state, "
+            "mapstate drop, and add it, once with on_gap='accept'. Or seed all of them, with a new checkpoint and "
+            "on_new_owner='reset'. See docs/life.md#seed",
+            state=ledger.state,
         )
+
+
+def _reading(ledger: LedgerRecord) -> str | None:
+    """Which reading of the history the state has all rows of; None if it has not, or if that is unknown."""
+    if ledger.seed is not None:
+        return ledger.seed.reading if ledger.seed.is_loaded else None
+    return None if ledger.last_commit is None else ledger.last_commit.reading
 
 
 def staged(
@@ -216,6 +231,7 @@ def end_seed(ledger: LedgerRecord, session: str, plan: BatchPlan, done: Commit) 
         plan=plan.digest(),
         windows=seed.windows,
         seeded=True,
+        reading=seed.reading,
         forgotten=seed.forgotten,
     )
     return msgspec.structs.replace(

@@ -41,6 +41,11 @@ class SeedRecord(msgspec.Struct, frozen=True, kw_only=True):
         return "its history is being staged" if self.stage is None else f"{self.done} of {self.buckets} buckets"
 
     @property
+    def reading(self) -> str | None:
+        """The name of the reading of the history that the stage is of: states of one reading have the same rows."""
+        return self.stage and self.stage.rpartition("-")[2]
+
+    @property
     def is_loaded(self) -> bool:
         """Whether only the end is left to do."""
         return self.stage is not None and self.done == self.buckets

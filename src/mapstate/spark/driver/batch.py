@@ -316,7 +316,7 @@ class BatchDriver:
         kept = None if self._quarantine is None else self._quarantine.kept
         directory = kept and kept(batch.df, batch.run.query_id, batch.batch_id, repeat.commits)
         repeat.set_batch()
-        was_seeded = any(commit is not None and commit.seeded for commit in repeat.commits)
+        was_seeded = repeat.was_seeded()
         if was_seeded or directory is not None or by_hand or not self._feeds_from_source:
             batch.df.write.format("noop").mode("overwrite").save()  # operators of Spark's own with state commit it, too
         elif repeat.has_more(self._frames, self._max_attempts):

@@ -21,6 +21,7 @@ from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord
 from mapstate.protocol.ledgers import Ledgers
+from mapstate.protocol.seeding import check_together
 from mapstate.protocol.ways_back import can_all_roll_back
 from mapstate.spark.driver.frames import Frames, through
 from mapstate.spark.driver.job import Branch, Downstream, Follower, StreamPlan
@@ -82,6 +83,11 @@ class Repeat:
     def commits(self) -> list[Commit | None]:
         """By state; None where it cannot be told from later ones."""
         return [state_done.commit for state_done in self.done]
+
+    def was_seeded(self) -> bool:
+        """Whether the batch is the seed of a state. Raises UsageError for states of two readings of the history."""
+        check_together(self.ledgers.records)
+        return any(commit is not None and commit.seeded for commit in self.commits)
 
     def check_by_hand(self) -> None:
         """Raises StaleBatchError unless every state says that a call by hand may bring a batch again."""

@@ -24,7 +24,7 @@ from mapstate.errors import ConfigurationError, UsageError
 from mapstate.protocol.ledger_record import Commit, LedgerRecord, now
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.seed_ledgers import SeedLedgers
-from mapstate.protocol.seeding import is_complete, with_windows
+from mapstate.protocol.seeding import check_together, is_complete, with_windows
 from mapstate.protocol.windows import WindowCommit
 from mapstate.spark.driver import repeats
 from mapstate.spark.driver.access import Access, is_connect
@@ -175,7 +175,9 @@ class Seeding:
             return None
         stores, requests = [seed.state.open() for seed in seeds], [seed.state.open_request(owner) for seed in seeds]
         ledgers = SeedLedgers(stores, requests, [spec.on_gap for spec in self._specs])
-        if all([is_complete(self._requests.ask(held.load), owner) for held in ledgers.ledgers]):  # noqa: C419  load all
+        before = [self._requests.ask(held.load) for held in ledgers.ledgers]
+        if all(is_complete(record, owner) for record in before):
+            check_together([record for record in before if record is not None])
             self._remove()
             return None
         self.ledgers = ledgers
@@ -212,10 +214,10 @@ class Seeding:
     def _found(self, records: Sequence[LedgerRecord]) -> bool:
         """Whether the stages of all that is not loaded are there, and of one reading."""
         every = [(seed, record, record.seed) for seed, record in zip(self._seeds, records, strict=True)]
-        known = [(seed, record, own, own.stage) for seed, record, own in every if own is not None]
-        if any(stage is None for *_, stage in known) or len({str(stage).rpartition("-")[2] for *_, stage in known}) > 1:
+        known = [(seed, record, own) for seed, record, own in every if own is not None]
+        if any(own.reading is None for *_, own in known) or len({own.reading for *_, own in known}) > 1:
             return False
-        return all([own.is_loaded or seed.has_stage(record) for seed, record, own, _ in known])  # noqa: C419  say each
+        return all([own.is_loaded or seed.has_stage(record) for seed, record, own in known])  # noqa: C419  say each
 
     def _made(self, ledgers: SeedLedgers, digests: Sequence[str]) -> None:
         """Stages of all states, by one reading."""
