@@ -21,7 +21,9 @@ import pytest
 from servers import wait_until
 from service import serving
 from states import Job, made_of_one_batch
+from versions import Version
 
+from mapstate.operations.swap import swap
 from mapstate.schema import Field, KeyField
 
 VISITS = (Field("visits", "Count", "bigint"), Field("bytes", "Sum(bytes)", "bigint"))
@@ -343,6 +345,45 @@ def test_every_answer_is_of_one_batch_while_a_job_writes(redis_url):
         ended.set()
         for one in reads:
             one.result()
+
+
+def test_a_tag_holds_only_for_the_version_and_the_commit_that_it_names(tmp_path):
+    """Swapped there and back over HTTP. Both versions have equal values, and count equal batches by equal txids."""
+    url = f"sqlite:///{tmp_path}/s.db"
+    versions = [Version(url, state=name) for name in ("v", "v.2")]
+    for job in versions:
+        job.batch_to(5, a=5)
+
+    def answer(tag=None, state="v"):
+        connection = HTTPConnection("127.0.0.1", served.port, timeout=30)
+        connection.request("GET", f"/states/{state}/values?k=a", headers={"If-None-Match": tag} if tag else {})
+        found = connection.getresponse()
+        document = json.loads(found.read() or b"{}")
+        connection.close()
+        return found.status, found.headers["ETag"], document
+
+    def swapped(to, tag, **how):
+        """The answer after a swap to one who has that of before: for a second it may be of before."""
+        swap(url, {"v": to}, **how)
+        return wait_until(lambda: (found := answer(tag))[0] == 200 and found, "the swap is seen")
+
+    with serving(url) as served:
+        _, first, document = answer()
+        status, second, there = swapped("v.2", first)
+        assert (status, there["version"], there["value"]) == (200, "v.2", document["value"])
+        assert there["as_of"]["txid"] == document["as_of"]["txid"]
+        assert second != first
+        assert [answer(second)[0], answer(f"{first}, {second}")[0], answer(first)[0]] == [304, 304, 200]
+        status, third, back = swapped("v", second)
+        assert (third, back) == (first, document)  # the same version and the same batch
+        assert [answer(first)[0], answer(second)[0]] == [304, 200]
+        swapped("v.2", first)
+        versions[0].batch_to(6, a=6)
+        versions[1].batch_to(6, a=5)
+        swap(url, {"v": "v"})
+        newest = wait_until(lambda: "version" not in (found := answer())[2] and found, "the swap back is seen")
+        assert newest[2]["value"] == {"n": 6}
+        assert [answer(tag)[0] for tag in (first, second, newest[1])] == [200, 200, 304]
 
 
 @pytest.mark.redis
