@@ -53,9 +53,34 @@ def test_what_a_job_cannot_do_ends_with_2_and_the_message(spark, visits, tmp_pat
             job_main(counts, visits.checkpoint, words)
         assert ended.value.code == 2
         assert said in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        job_main(Topology("site"), visits.checkpoint, ["seed"])
-    assert "a topology has no seed" in capsys.readouterr().err
+    for words, said in ((["seed"], "'site' has 0 streams"), (["correct", "--id", "one"], "a topology has no correct")):
+        with pytest.raises(SystemExit) as ended:
+            job_main(Topology("site"), visits.checkpoint, words)
+        assert ended.value.code == 2
+        assert f"UsageError: {said}" in capsys.readouterr().err.replace("topology 'site'", "'site'")
+
+
+@pytest.mark.parametrize("what", ["topology", "stream"])
+def test_all_states_of_a_topology_are_seeded_and_run_by_its_commands(spark, visits, tmp_path, capsys, what):
+    url = f"sqlite:///{tmp_path}/state.db"
+
+    def site():
+        topology = Topology("site")
+        stream = topology.newStream("visits", visits.stream(spark))
+        users = stream.groupBy("user_id")
+        users.persistentAggregate(opaque(url, "users"), visits=Count(), bytes=Sum("bytes"))
+        stream.persistentAggregate(opaque(url, "total"), visits=Count())
+        return topology if what == "topology" else stream
+
+    visits.put("history", [("u1", 1), ("u2", 2), ("u1", 3)])
+    job_main(site(), visits.checkpoint, ["seed", "--dry-run"])
+    assert capsys.readouterr().out.count("Nothing was written.") == 2
+    job_main(site(), visits.checkpoint, ["seed"])
+    assert capsys.readouterr().out == "users: 3 rows, 2 keys\ntotal: 3 rows, 1 keys\n"
+    visits.put("more", [("u2", 5)])
+    job_main(site(), visits.checkpoint, ["run", "--available-now"])
+    assert contents(url, "users") == visits.truth()
+    assert contents(url, "total") == {(): {"visits": 4}}
 
 
 def test_a_correction_of_a_file_that_does_not_fit_the_stream_counts_nothing(spark, visits, tmp_path, capsys):

@@ -24,7 +24,7 @@ def job_main(
     ``seed`` and ``correct`` call the methods of these names, ``run`` starts the query and waits for its end. They need
     no other package. ``--help`` says the options; see docs/life.md#the-commands-of-a-job.
 
-    ``declared``            a state, or a topology of one stream, which can be run alone
+    ``declared``            a state, or a topology of one stream, which can be seeded and run
     ``checkpointLocation``  of its query
     ``arguments``           those of the program, sys.argv, by default
 
@@ -44,7 +44,7 @@ def _failed(error: MapStateError) -> int:
 
 
 def _parser() -> ArgumentParser:
-    parser = ArgumentParser(description="Seeds, runs or corrects the state of this job.")
+    parser = ArgumentParser(description="Seeds or runs this job, or corrects its state.")
     commands = parser.add_subparsers(required=True, metavar="seed | run | correct")
     seed = commands.add_parser("seed", help="count all that the source has now as batch 0; again after a crash")
     seed.add_argument("--dry-run", action="store_true", help="say how much it is, and write nothing")
@@ -75,7 +75,7 @@ def _option(text: str) -> tuple[str, str]:
 
 
 def _seed(declared: Any, checkpoint: str, given: Namespace) -> None:
-    print(_state(declared, "seed").seed(checkpoint, dry_run=given.dry_run, buckets=given.buckets))  # noqa: T201
+    print(declared.seed(checkpoint, dry_run=given.dry_run, buckets=given.buckets))  # noqa: T201
 
 
 def _run(declared: Any, checkpoint: str, given: Namespace) -> None:
@@ -92,14 +92,15 @@ def _run(declared: Any, checkpoint: str, given: Namespace) -> None:
 
 
 def _correct(declared: Any, _: str, given: Namespace) -> None:
-    state = _state(declared, "correct")
+    if not hasattr(declared, "correct"):
+        raise UsageError("a topology has no correct: give job_main the state. Nothing was written.")
     if given.add is None and given.retract is None:
         raise UsageError("a correction has rows to --add or to --retract. Nothing was written.")
     if given.option and given.format is None:
         raise UsageError("an --option is of a --format, and a table has none. Nothing was written.")
     names = {"add": given.add, "retract": given.retract}
-    parts = {part: _rows(state.query.df, name, given) for part, name in names.items() if name is not None}
-    print(state.correct(id=given.id, take_over=given.take_over, **parts))  # noqa: T201
+    parts = {part: _rows(declared.query.df, name, given) for part, name in names.items() if name is not None}
+    print(declared.correct(id=given.id, take_over=given.take_over, **parts))  # noqa: T201
 
 
 def _rows(stream: DataFrame, name: str, given: Namespace) -> DataFrame:
@@ -118,9 +119,3 @@ def _rows(stream: DataFrame, name: str, given: Namespace) -> DataFrame:
                 "Name each column of the stream, if only with null."
             )
     return read.schema(stream.schema).load(name)
-
-
-def _state(declared: Any, command: str) -> Any:
-    if not hasattr(declared, command):
-        raise UsageError(f"a topology has no {command}: give job_main the state. Nothing was written.")
-    return declared

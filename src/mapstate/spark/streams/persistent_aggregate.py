@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from mapstate.spark.driver.correcting import Corrected
-    from mapstate.spark.driver.seeding import SeedReport
 
 Kind = Literal["updates", "answers", "events"]
 Feed = Callable[[Downstream | Follower], None]
@@ -131,45 +130,8 @@ class PersistentAggregate(OfQuery):
         """
         return starting_offsets(self.query.df, [branch.job.spec for branch in branches_of(self.query.plan)])
 
-    def seed(
-        self,
-        checkpointLocation: str,
-        *,
-        dry_run: bool = False,
-        buckets: int | None = None,
-        options: Mapping[str, str] | None = None,
-        version_of: str | None = None,
-        positions: Sequence[str] | None = None,
-    ) -> SeedReport:
-        """Counts all that the source has now as batch 0 of the query, in parts that survive a crash. Then `start`.
-
-        For a state that holds nothing; all states of the stream are seeded together, and ``beside`` of the report are
-        the others. The history is read once, and staged below the checkpoint. Until all of it is loaded, readers get a
-        SeedingError. After a crash call it again, with the same checkpoint: it goes on. Nothing is passed downstream.
-        Driver; returns when batch 0 counts.
-
-        ``dry_run``  stages in a scratch place beside the checkpoint, says how much it is, and deletes it again
-        ``buckets``  how many parts; a crash costs at most one of them. None: about a million keys in each
-        ``options``  as of `start`
-        ``version_of``  the name for which this version is built: rows of keys that it has forgotten are left out
-        ``positions``  the columns with the topic, the partition and the offset of a row, as Kafka's are named: needed
-            for keys that were forgotten before the end of the history
-
-        Raises ConfigurationError for a state that cannot be seeded, UsageError where a batch counts already, and what a
-        batch raises.
-        """
-        from mapstate.spark.streams.seeding import seed_query
-
-        return seed_query(
-            self.query,
-            checkpointLocation,
-            dry_run=dry_run,
-            buckets=buckets,
-            options=options or {},
-            version_of=version_of,
-            positions=positions,
-            state=self.branch.job.spec.state,
-        )
+    def _state(self) -> str:
+        return self.branch.job.spec.state
 
     def correct(
         self,

@@ -27,9 +27,9 @@ def seed_query(
     options: Mapping[str, str],
     version_of: str | None,
     positions: Sequence[str] | None,
-    state: str,
+    state: str | None,
 ) -> SeedReport:
-    """See `Startable.seed`, which imports this file only now. ``state`` is the one whose report is asked for."""
+    """See `Startable.seed`, which imports this file only now. ``state`` has the report; None: the first one."""
     if buckets is not None:
         check_range("buckets", buckets, 1, 100_000)
     if not checkpoint:
@@ -70,9 +70,9 @@ def seed_query(
     return _together(reports or [SeedReport(spec.state, 0, 0, None, is_dry_run=True) for spec in specs], state)
 
 
-def _together(reports: Sequence[SeedReport], state: str) -> SeedReport:
+def _together(reports: Sequence[SeedReport], state: str | None) -> SeedReport:
     """The report of a state, with those of the other ones."""
-    (own,) = (report for report in reports if report.state == state)
+    own = next(report for report in reports if state in (report.state, None))
     return own._replace(beside=tuple(report for report in reports if report is not own))
 
 
