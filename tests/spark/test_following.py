@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
+from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F
 from spark_fixtures import run_job
 from visits_job import at_last
 
-from mapstate import Count, Sum, TumblingDurationWindow, newStream, opaque, open_reader
+from mapstate import Count, Last, Max, Sum, TumblingDurationWindow, newStream, opaque, open_reader
 from mapstate.backends import resolve
-from mapstate.errors import ConfigurationError
+from mapstate.errors import ConfigurationError, CorruptStoreError
 from mapstate.operations.checkpoint import rewind
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
+from mapstate.testing import Fail, FaultyBackend
 
 pytestmark = [pytest.mark.spark]
 
@@ -221,6 +222,61 @@ def test_a_state_applied_on_the_driver_and_one_that_follows_keep_their_changes(s
         found = found.queryName(f"found_{state}").trigger(**NOW)
         at_last(lambda found=found: found.start().awaitTermination())
         assert dict(map(tuple, spark.table(f"found_{state}").collect())) == expected
+
+
+def test_a_follower_of_a_seed_begins_with_all_of_it_and_misses_nothing_after(spark, url, orders, tmp_path):
+    orders.come(("DE", 1), ("FR", 2), ("IT", 5))
+
+    def state(backend, *, fails=False):
+        source = spark.readStream.schema("country string, n int").csv(f"{orders.path}/in")
+        stream = newStream("totals", source).transform(
+            lambda df: df.where(F.raise_error(F.lit("no")).cast("boolean")) if fails else df
+        )
+        spec = opaque(backend, changes=1000, max_attempts=1)
+        return stream.groupBy("country").persistentAggregate(spec, total=Sum("n"), orders=Count())
+
+    place = str(tmp_path / "checkpoint")
+    with pytest.raises(StreamingQueryException):  # the state is there then, and empty
+        state(url, fails=True).start(place, trigger=NOW).awaitTermination()
+    (tmp_path / "early").mkdir()
+    early = Copy(spark, url, tmp_path / "early", startingFrom="now")
+    assert not early.catch_up()
+    fault = Fail(method="swap", call=4, error=CorruptStoreError, name="dies")
+    with pytest.raises(CorruptStoreError):
+        state(FaultyBackend(resolve(url), tmp_path, [fault])).seed(place, buckets=2)
+    with pytest.raises(PySparkException, match="SeedingError.*being seeded: 0 of 2"):
+        Copy(spark, url, tmp_path).catch_up()
+    with pytest.raises(PySparkException, match="SeedingError"):
+        early.catch_up()
+    state(url).seed(place, buckets=2)
+    with pytest.raises(PySparkException, match="ChangesGoneError"):
+        early.catch_up()
+    copy = Copy(spark, url, tmp_path)
+    assert copy.catch_up() == contents(url) == {"DE": (1, 1), "FR": (2, 1), "IT": (5, 1)}
+    orders.come(("DE", 10), ("ES", 4))
+    state(url).start(place, trigger=NOW).awaitTermination()
+    assert copy.catch_up() == {"DE": (11, 2), "ES": (4, 1)}
+    assert copy.rows == contents(url)
+
+
+def test_a_state_that_counts_what_another_ones_change_log_brings_is_seeded_with_all_of_it(spark, url, orders, tmp_path):
+    orders.come(("DE", 1), ("FR", 2))
+    orders.count(spark, url)
+
+    def copied():
+        frame = spark.readStream.format("mapstate").options(url=url, state="totals").load()
+        rows = newStream("copied", frame).groupBy("country")
+        return rows.persistentAggregate(
+            opaque(url, name="copied"), total=Last("total", by="orders"), orders=Max("orders")
+        )
+
+    place = str(tmp_path / "of-copy")
+    assert copied().seed(place, buckets=2).rows == 2
+    assert contents(url, "copied") == contents(url)
+    orders.come(("DE", 10), ("ES", 4))
+    orders.count(spark, url)
+    copied().start(place, trigger=NOW).awaitTermination()
+    assert contents(url, "copied") == contents(url) == {"DE": (11, 2), "FR": (2, 1), "ES": (4, 1)}
 
 
 KILLS: dict[str, dict[str, Any]] = {
