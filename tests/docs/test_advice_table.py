@@ -50,6 +50,9 @@ ADVICE: dict[str, str] = {
     'operating#each-refusal-and-what-to-do: ReplannedBatchError, "The query that adopts it starts"': """
         spark/test_spark_faults.py::test_a_new_checkpoint_on_an_old_state
         spark/test_spark_offsets.py::test_a_new_checkpoint_goes_on_exactly_where_the_state_ends""",
+    "operating#a-checkpoint-in-an-object-store": """
+        operations/test_object_stores.py::test_a_rewind_leaves_the_files_that_it_leaves_on_a_disk
+        operations/test_object_stores.py::test_a_rewind_that_is_killed_is_finished_by_the_next_and_spark_can_read_its_logs_in_between""",
     "operating#options-that-change": """
         spark/test_options.py::test_an_option_that_changes_on_a_state_that_exists_does_what_its_row_says""",
     "operating#changing-a-job: an option of opaque(...), of windows or of a URL": """

@@ -70,9 +70,9 @@ def test_what_is_ahead_is_moved_and_the_batch_that_is_due_can_be_repeated(url, t
         *(f"commits/{n}" for n in range(3)),
         *(f"offsets/{n}" for n in range(4)),
     }
-    assert files(place) | files(done.to) == before
-    assert not files(place) & files(done.to)
-    assert (done.to / "offsets" / "5").read_text() == "offsets 5"
+    assert files(place) | files(Path(done.to)) == before
+    assert not files(place) & files(Path(done.to))
+    assert (Path(done.to) / "offsets" / "5").read_text() == "offsets 5"
     assert rewind(url, "s", place) == (3, (), None)
 
 
@@ -107,8 +107,8 @@ def test_behind_a_link_what_goes_stays_beside_the_checkpoint_itself(url, tmp_pat
     before, link = files(place), tmp_path / "link"
     link.symlink_to(place)
     done = rewind(url, "s", link)
-    assert done.to.parent == place.parent
-    assert files(place) | files(done.to) == before
+    assert Path(done.to).parent == place.parent
+    assert files(place) | files(Path(done.to)) == before
 
 
 def mounted(place: Path) -> Any:
@@ -128,9 +128,9 @@ def test_in_a_mount_point_what_goes_stays_in_it(url, tmp_path, monkeypatch):
     before = files(place)
     monkeypatch.setattr(Path, "rename", mounted(place))
     done = rewind(url, "s", place)
-    assert done.to.parent == place
+    assert Path(done.to).parent == place
     assert files(place) == before - set(done.moved) - {f"{name.replace('/', '/.')}.crc" for name in done.moved} | {
-        str((done.to / name).relative_to(place)) for name in files(done.to)
+        str((Path(done.to) / name).relative_to(place)) for name in files(Path(done.to))
     }
     assert list(tmp_path.glob("c?*")) == []
     assert rewind(url, "s", place) == (3, (), None)
@@ -181,7 +181,6 @@ def test_refusals_change_nothing(url, tmp_path):
         assert {name for name in files(tmp_path) ^ before if "state.db" not in name} == set()
 
     refused(tmp_path / "nothing", UsageError, "no file 'metadata'")
-    refused("s3a://bucket/checkpoint", UsageError, "s3a://")
     behind = checkpoint(tmp_path / "behind", range(2), range(1))
     refused(behind, StaleBatchError, "ends with batch 1.*batches 2 to 2 are missing")
     refused(checkpoint(tmp_path / "empty", range(0), range(0)), StaleBatchError, "batches 0 to 2 are missing")

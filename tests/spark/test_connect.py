@@ -305,6 +305,38 @@ def test_a_quarantine_keeps_the_rows_of_a_batch_that_fails(spark, visits, tmp_pa
     assert sorted((row["user_id"], row["batch_id"]) for row in kept) == [("a", 1), ("bad", 1)]
 
 
+def test_a_place_without_a_scheme_is_where_the_server_has_its_files(visits, tmp_path):
+    """The worker has a disk, and the server's own file system is another one: there is a decoy on the disk."""
+    for name in ("far", "server"):
+        (tmp_path / name).mkdir()
+    place, url = f"{tmp_path}/near/checkpoint", f"sqlite:///{tmp_path}/state.db"
+    Path(place).mkdir(parents=True)
+    (Path(place) / "metadata").write_text('{"id":"a decoy"}')
+    link = f"spark.hadoop.fs.viewfs.mounttable.here.link.{tmp_path}/near"
+    conf = {"spark.hadoop.fs.defaultFS": "viewfs://here/", link: f"file://{tmp_path}/far"}
+    visits.put("0", [("a", 1), ("b", 2)])
+    with connect_server(tmp_path / "server", **CONF, **conf) as far:
+        spark = visits_job.remote_session(far.url)
+        stream = newStream("visits", spark.readStream.schema(visits_job.SCHEMA).csv(f"file://{visits.input}"))
+        counts = stream.groupBy("user_id").persistentAggregate(opaque(url), visits=Count(), bytes=Sum("bytes"))
+        finish(counts.start(place, trigger=AVAILABLE))
+        visits.put("1", [("a", 3)])
+        finish(counts.start(place, trigger=AVAILABLE))
+        topology = Topology("site", on_poison="quarantine", quarantine=f"{tmp_path}/near/kept")
+        kept = topology.newStream("visits", stream.df).groupBy("user_id")
+        kept.persistentAggregate(opaque(url, name="kept"), visits=Count())
+        with pytest.raises(StreamingQueryException, match="pyarrow cannot reach viewfs://"):
+            topology.start(f"{tmp_path}/near/other", trigger=AVAILABLE).awaitTermination(120)
+        spark.stop()
+    assert contents(url) == visits.truth()
+    with open_reader(url, "visits") as reader:
+        ledger = reader.ledger()
+    assert ledger.owner == json.loads((tmp_path / "far" / "checkpoint" / "metadata").read_text())["id"]
+    assert "newest" in ledger.last_commit.offsets
+    with pytest.raises(errors.StateNotFoundError), open_reader(url, "kept") as reader:
+        reader.ledger()
+
+
 def test_what_cannot_hold_is_refused_before_anything_is_written(spark, visits, tmp_path):
     url = f"sqlite:///{tmp_path}/state.db"
     visits.put("0", [("a", 1)])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -247,7 +246,8 @@ def adopt(
     key: Annotated[list[str], typer.Option(help="a key column, 'user_id string'; once for each")],
     field: Annotated[list[str], typer.Option(help="an aggregate, 'visits=Count bigint'; once for each")],
     checkpoint: Annotated[
-        str | None, typer.Option(help="of the query whose state lost its ledger: a local directory", show_default=False)
+        str | None,
+        typer.Option(help="of the query whose state lost its ledger: a directory, also s3a://", show_default=False),
     ] = None,
     serializer: Annotated[str, typer.Option(help="how the records are written")] = "json",
 ) -> None:
@@ -312,12 +312,12 @@ def rewind(
     *,
     url: Url = None,
     state: State,
-    checkpoint: Annotated[str, typer.Argument(metavar="CHECKPOINT", help="a local directory", show_default=False)],
+    checkpoint: Annotated[
+        str, typer.Argument(metavar="CHECKPOINT", help="a directory: PATH, s3a://BUCKET/PATH", show_default=False)
+    ],
 ) -> None:
     """Rewinds a streaming checkpoint to the ledger, after a rollback or a restored store. Stop the query first."""
     place = store_url(url)
-    if LIKE_A_URL.search(checkpoint) and not checkpoint.startswith("file:") and not Path(checkpoint).exists():
-        raise UsageError("CHECKPOINT is a local directory; what was given looks like a URL, and is not shown")
     done = rewind_checkpoint(place, state, checkpoint, dry_run=True)
     if done.moved:
         out.note(f"The next batch will be {done.batch_id}. These go aside: {', '.join(done.moved)}")

@@ -6,9 +6,7 @@ what each batch holds. So the missing batches can be repeated exactly, as long a
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -16,35 +14,39 @@ from typing import NamedTuple
 from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.errors import CheckpointError, MissingBatchesError, StaleBatchError, StateOwnershipError, UsageError
+from mapstate.operations.folders import Folder, folder_of, local_path
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import read_ledger
 
-_SCHEME = re.compile("[A-Za-z][A-Za-z0-9+.-]*:(?://[^/]*)?(?=/)")
-
 
 class Rewound(NamedTuple):
-    """The result: ``batch_id`` comes next. The files ``moved`` are now below ``to``, which is None without any."""
+    """The result: ``batch_id`` comes next. The files ``moved`` are now below ``to``, which is None without any.
+
+    ``to`` is text, as the checkpoint was named, where that is not on this machine.
+    """
 
     batch_id: int
     moved: tuple[str, ...]
-    to: Path | None
+    to: Path | str | None
 
 
 def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *, dry_run: bool = False) -> Rewound:
     """Rewind the checkpoint of a stopped query, so that its next batch is the one that the state waits for.
 
-    Spark then repeats that batch exactly, and plans later ones anew. Files are not deleted: they move to
+    Spark then repeats that batch exactly, and plans later ones anew. Files are not lost: they move to
     ``CHECKPOINT.rewound-<time>``. That lies beside the directory, or within it if it is a mount point. Run an
-    interrupted rewind again.
+    interrupted rewind again: it goes on. An object store has no rename, so there a file is copied, and then deleted;
+    one that was interrupted in between is there twice, and its copy again after the next run.
 
     Args:
         backend_or_url: The store of the state.
         state: The state's name.
-        checkpoint: A local directory, or a link to one.
+        checkpoint: A directory, as Spark is given it: ``s3a://bucket/checkpoint``. See `folder_of` for other file
+            systems than this machine's, which pyarrow or fsspec reach.
         dry_run: Only return what would be moved.
 
     Not guaranteed: states of Spark's own operators in front of foreachBatch go back only as far as Spark keeps their
-    versions.
+    versions. One checkpoint of an object store is not rewound by two processes at a time.
 
     Raises, before anything is changed: UsageError for what is no checkpoint; StateOwnershipError where it is not
     the owner's; StaleBatchError where it is behind the ledger; MissingBatchesError where Spark no longer has
@@ -54,7 +56,7 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
     with opened(backend_or_url, state) as store:
         ledger = read_ledger(store, state)
     try:
-        return _rewound(ledger, _local(checkpoint), dry_run=dry_run)
+        return _rewound(ledger, _checkpoint_at(checkpoint), dry_run=dry_run)
     except CheckpointError:
         raise
     except OSError as error:
@@ -66,16 +68,13 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
 
 
 def query_of(checkpoint: str | Path) -> str:
-    """The id of the streaming query whose checkpoint this is: a local directory. Raises UsageError."""
-    return _query_id(_local(checkpoint))
-
-
-def local_path(place: str | Path) -> Path | None:
-    """A place as Spark is given it, if it is one of this machine: ``file:`` or no scheme, and no character escaped."""
-    scheme = _SCHEME.match(str(place))
-    if scheme is None:
-        return Path(place)
-    return Path(str(place)[scheme.end() :]) if scheme[0].startswith("file:") else None
+    """The id of the streaming query whose checkpoint this is, see `rewind`. Raises UsageError, CheckpointError."""
+    try:
+        return _query_id(_checkpoint_at(checkpoint))
+    except CheckpointError:
+        raise
+    except OSError as error:
+        raise CheckpointError(f"the checkpoint cannot be read: {error}. Nothing was changed.") from error
 
 
 def check_first_offsets(checkpoint: str) -> None:
@@ -84,93 +83,69 @@ def check_first_offsets(checkpoint: str) -> None:
     Spark refuses to start over such files. Raises CheckpointError with the files to delete if no driver lives. Reads
     local directories only, and changes nothing.
     """
-    left = _first_offsets(checkpoint)
+    path, left = local_path(checkpoint), []
+    if path is not None:
+        with suppress(OSError, ValueError):
+            left = _first_offsets(folder_of(path))
     if left:
         raise CheckpointError(
             f"a driver is writing the first offsets of the checkpoint {checkpoint!r}, or died as it wrote them, and "
             "Spark refuses to start over its files (STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY). No batch has begun "
             "there, and nothing was written. Nothing tells which of the two: no driver but that of Topology.run beats. "
             "Look for a second copy of the job: if one lives, leave the files, which its query needs. "
-            f"If none does: Delete {', '.join(map(str, left))} and start again; or call "
+            f"If none does: Delete {', '.join(f'{path}/{name}' for name in left)} and start again; or call "
             "clear_first_offsets of mapstate.operations.checkpoint. See docs/operating.md#each-refusal-and-what-to-do"
         )
 
 
-def clear_first_offsets(checkpoint: str | Path) -> list[Path]:
+def clear_first_offsets(checkpoint: str | Path) -> list[Path | str]:
     """Delete the files of a driver that died while it wrote ``offsets/0``; return them.
 
-    For a program that starts a query again by itself. Nothing is deleted if a batch has begun, or if the checkpoint is
-    no local directory. Never call it while another driver may start the same query, which this ends: a checkpoint does
-    not say whose driver is alive. Drivers of `Topology.run` beat, and `mapstate list` says so. Raises OSError.
+    For a program that starts a query again by itself. Nothing is deleted if a batch has begun, or where no checkpoint
+    is. Never call it while another driver may start the same query, which this ends: a checkpoint does not say whose
+    driver is alive. Drivers of `Topology.run` beat, and `mapstate list` says so. ``checkpoint`` is as that of `rewind`,
+    also in another file system. Raises OSError, UsageError.
     """
-    left = _first_offsets(str(checkpoint))
-    for path in left:
-        path.unlink()
-    return left
+    folder = folder_of(checkpoint)
+    return [folder.delete(name) for name in _first_offsets(folder)]
 
 
-def _first_offsets(checkpoint: str) -> list[Path]:
-    """The files in ``offsets`` if no batch has begun; none without such a local directory."""
-    folder = local_path(checkpoint)
-    if folder is None:
-        return []
-    try:
-        left = sorted((folder / "offsets").iterdir())
-        batches = [*_numbers(folder / "offsets"), *_numbers(folder / "commits")]
-    except (OSError, ValueError):
-        return []
+def _first_offsets(folder: Folder) -> list[str]:
+    """The files in ``offsets`` if no batch has begun."""
+    left = sorted(folder.listed("offsets"))
     # Spark ignores checksums without their file.
-    return [] if batches or all(path.name.endswith(".crc") for path in left) else left
+    if all(name.endswith(".crc") for name in left) or _numbers(folder, "offsets") or _numbers(folder, "commits"):
+        return []
+    return [f"offsets/{name}" for name in left]
 
 
-def _rewound(ledger: LedgerRecord, folder: Path, *, dry_run: bool) -> Rewound:
+def _rewound(ledger: LedgerRecord, folder: Folder, *, dry_run: bool) -> Rewound:
     due = _due(ledger, _query_id(folder))
-    offsets, commits = _numbers(folder / "offsets"), _numbers(folder / "commits")
+    offsets, commits = _numbers(folder, "offsets"), _numbers(folder, "commits")
     _check(ledger, folder, due, offsets)
     # Commits first, from the last one down. Then Spark can read its logs at every moment, and the state refuses the
     # batch that they make, until all files are moved.
-    moving = [folder / "commits" / str(batch) for batch in reversed(commits) if batch >= due]
-    moving += [folder / "offsets" / str(batch) for batch in reversed(offsets) if batch > due]
-    moved = tuple(str(path.relative_to(folder)) for path in moving)
+    moving = [("commits", batch) for batch in reversed(commits) if batch >= due]
+    moving += [("offsets", batch) for batch in reversed(offsets) if batch > due]
+    moved = tuple(f"{log}/{batch}" for log, batch in moving)
     if dry_run or not moving:
         return Rewound(due, moved, None)
-    aside = _aside(folder)
-    targets = [aside / name for name in ("commits", "offsets")]
-    try:
-        for target in targets:
-            target.mkdir()
-        for path in moving:
-            _move(path, aside / path.parent.name)
-    finally:
-        for empty in (*targets, aside):
-            with suppress(OSError):  # a directory with files stays
-                empty.rmdir()
-    return Rewound(due, moved, aside)
+    there = {f"{log}/{name}" for log in ("commits", "offsets") for name in folder.listed(log)}
+    # A checksum before its file: Spark reads a file without a checksum, but not one with a wrong checksum.
+    files = [name for log, batch in moving for name in (f"{log}/.{batch}.crc", f"{log}/{batch}") if name in there]
+    return Rewound(due, moved, folder.move_aside(files))
 
 
-def _move(path: Path, target: Path) -> None:
-    checksum = path.with_name(f".{path.name}.crc")
-    if checksum.exists():  # before its file: Spark reads a file without a checksum, but not one with a wrong checksum
-        checksum.rename(target / checksum.name)
-    path.rename(target / path.name)
-
-
-def _local(checkpoint: str | Path) -> Path:
-    folder = local_path(checkpoint)
-    if folder is None:
-        raise UsageError(
-            f"a checkpoint can be rewound in a local directory, not in a {str(checkpoint).partition(':')[0]}:// store. "
-            "Nothing was changed. Copy it here, rewind it, and copy it back."
-        )
-    folder = folder.resolve()
-    if not (folder / "metadata").is_file():
+def _checkpoint_at(place: str | Path) -> Folder:
+    folder = folder_of(place)
+    if folder.listed().get("metadata") is not False:
         raise UsageError(f"{str(folder)!r} is no checkpoint of a streaming query: it has no file 'metadata'.")
     return folder
 
 
-def _query_id(folder: Path) -> str:
+def _query_id(folder: Folder) -> str:
     try:
-        return str(json.loads((folder / "metadata").read_text())["id"])
+        return str(json.loads(folder.text("metadata"))["id"])
     except (ValueError, KeyError, TypeError) as error:
         raise UsageError(f"the file 'metadata' in {str(folder)!r} holds no query id.") from error
 
@@ -194,7 +169,7 @@ def _due(ledger: LedgerRecord, query_id: str) -> int:
     return ledger.owners[query_id]
 
 
-def _check(ledger: LedgerRecord, folder: Path, due: int, offsets: list[int]) -> None:
+def _check(ledger: LedgerRecord, folder: Folder, due: int, offsets: list[int]) -> None:
     newest = max(offsets, default=-1)
     if newest < due - 1:
         raise StaleBatchError(
@@ -218,17 +193,5 @@ def _check(ledger: LedgerRecord, folder: Path, due: int, offsets: list[int]) -> 
         )
 
 
-def _numbers(folder: Path) -> list[int]:
-    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
-    return sorted(int(name) for name in names if name.isdecimal())
-
-
-def _aside(folder: Path) -> Path:
-    """Make a directory for the moved files: beside the checkpoint, or within it if a rename cannot leave it."""
-    time = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    within = folder / f"{folder.name}.rewound-{time}"
-    within.mkdir()
-    try:
-        return within.rename(folder.with_name(within.name))
-    except OSError:  # a mount point, or a parent that this user may not write to
-        return within
+def _numbers(folder: Folder, log: str) -> list[int]:
+    return sorted(int(name) for name in folder.listed(log) if name.isdecimal())

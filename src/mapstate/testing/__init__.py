@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mapstate.errors import UsageError
-from mapstate.operations.checkpoint import local_path
+from mapstate.operations.folders import local_path
 from mapstate.testing.faults import (
     Begins,
     Call,

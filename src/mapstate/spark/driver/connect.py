@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 import pyarrow as pa
 
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
-from mapstate.operations.checkpoint import local_path
+from mapstate.operations.folders import has_scheme, local_path
 from mapstate.spark.driver.job import Branch
 from mapstate.spark.driver.query_run import FILTER, QueryRun, SourceLog
 from mapstate.spark.executor.error_text import error_from_text, errors_as_text
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 # A streaming source in the text of a plan, without the name that Spark 4.2 adds; and the path of one of files. Up to
@@ -40,6 +40,7 @@ _UNKNOWN = (
     "query with the start(checkpointLocation) of the state, the stream or the topology, in place of writeStream. See "
     "docs/connect.md#how-a-query-is-started"
 )
+_NOTHING = "__mapstate_is_not_here"
 
 
 class Served(NamedTuple):
@@ -223,7 +224,7 @@ class ServedQuery:
                     f"{spec.backend!r} lives in one process, and under Spark Connect a batch runs in a process of the "
                     "server: nothing could read it. Nothing was started. Give a store that processes share"
                 )
-        place = str(checkpoint).rstrip("/")
+        place = qualified(df.sparkSession, str(checkpoint).rstrip("/"))
         plan = _analyzed(df)
         return cls(
             function, Served(place, df.sparkSession.session_id, sources_of(plan, place), tuple(FILTER.findall(plan)))
@@ -233,6 +234,25 @@ class ServedQuery:
         """Applies one micro-batch. Worker."""
         with errors_as_text():
             self._function(batch_df, batch_id)
+
+
+def qualified(session: SparkSession, place: str) -> str:
+    """A place with the scheme and the root of the server's own file system, which may be none of a disk. Asks it.
+
+    The server names a place in full where nothing is, and reads nothing for that. Raises UsageError, Spark's errors.
+    """
+    from pyspark.errors import AnalysisException
+
+    if has_scheme(place):
+        return place
+    try:
+        _ = session.read.format("text").load(f"{place}/{_NOTHING}").schema
+    except AnalysisException as error:
+        full = str((error.getMessageParameters() or {}).get("path"))
+        if full.endswith(f"/{_NOTHING}"):
+            return full.removesuffix(f"/{_NOTHING}")
+        raise
+    raise UsageError(f"Spark does not say in which file system {place!r} is. Nothing was started. Name its scheme")
 
 
 def error_of(query: StreamingQuery) -> MapStateError | None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from mapstate.errors import UsageError
-from mapstate.operations.checkpoint import local_path
+from mapstate.operations.folders import Folder, folder_of
 from mapstate.protocol.ledger_record import Commit
 from mapstate.spark.driver.access import is_connect
 
@@ -41,7 +40,7 @@ class Quarantine:
     def list_kept(self, batch_df: DataFrame, query_id: str, batch_id: int) -> None:
         """Notes which files are kept of a batch and of those after it. Driver, before a run begins its first batch."""
         self._found = {}
-        for name, is_directory in _at(batch_df, f"{self._path}/query_id={query_id}").listed():
+        for name, is_directory in _at(batch_df, f"{self._path}/query_id={query_id}").listed().items():
             column, _, number = name.partition("=")
             if is_directory and column == "batch_id" and number.isdecimal() and int(number) >= batch_id:
                 self._found[int(number)] = _kept_at(batch_df, self.place(query_id, int(number)))
@@ -55,8 +54,9 @@ class Quarantine:
         """
         for found, files in self._found.items():
             if found >= batch_id:
+                folder = _at(batch_df, self.place(query_id, found))
                 for name in files:
-                    _at(batch_df, f"{self.place(query_id, found)}/{name}").delete_file()
+                    folder.delete(name)
         self._found = {}
 
     def kept(self, batch_df: DataFrame, query_id: str, batch_id: int, commits: Iterable[Commit | None]) -> str | None:
@@ -72,55 +72,37 @@ class Quarantine:
 
 def _kept_at(batch_df: DataFrame, place: str) -> list[str]:
     """The names of the files with rows. Those that begin with _ or a dot are Spark's own, which it does not read."""
-    return [name for name, is_directory in _at(batch_df, place).listed() if not (is_directory or name[0] in "_.")]
+    found = _at(batch_df, place).listed().items()
+    return [name for name, is_directory in found if not (is_directory or name[0] in "_.")]
 
 
-def _at(frame: DataFrame, place: str) -> _HadoopFiles | _LocalFiles:
-    """A file or directory that Spark has written. Raises UsageError where it cannot be reached."""
-    return _LocalFiles(place) if is_connect(frame) else _HadoopFiles(frame.sparkSession, place)
+def _at(frame: DataFrame, place: str) -> _HadoopFolder | Folder:
+    """A directory that Spark has written. Raises UsageError where it cannot be reached."""
+    if not is_connect(frame):
+        return _HadoopFolder(frame.sparkSession, place)
+    from mapstate.spark.driver.connect import qualified
+
+    return folder_of(qualified(frame.sparkSession, place))
 
 
-class _HadoopFiles:
-    """A place in Spark's file system, by the JVM."""
+class _HadoopFolder:
+    """See `Folder`: one in Spark's file system, by the JVM."""
 
     def __init__(self, session: Any, place: str) -> None:
-        self._path = session.sparkContext._jvm.org.apache.hadoop.fs.Path(place)
+        self._path_of = session.sparkContext._jvm.org.apache.hadoop.fs.Path
+        self._path = self._path_of(place)
         self._system = self._path.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
 
-    def listed(self) -> list[tuple[str, bool]]:
-        """The names in a directory, and whether each is a directory; none where nothing is."""
+    def listed(self) -> dict[str, bool]:
         from py4j.protocol import Py4JJavaError
 
         try:
             found = self._system.listStatus(self._path)
         except Py4JJavaError as error:
             if "FileNotFoundException" in str(error.java_exception.getClass()):
-                return []  # another driver may have removed it since it was listed
+                return {}  # another driver may have removed it since it was listed
             raise
-        return [(str(one.getPath().getName()), bool(one.isDirectory())) for one in found]
+        return {str(one.getPath().getName()): bool(one.isDirectory()) for one in found}
 
-    def delete_file(self) -> None:
-        """Remove a file. Nothing where nothing is."""
-        self._system.delete(self._path, False)
-
-
-class _LocalFiles:
-    """The same on the server's machine, beside which the workers of Spark Connect run."""
-
-    def __init__(self, place: str) -> None:
-        path = local_path(place)
-        if path is None:
-            raise UsageError(
-                "under Spark Connect a quarantine has to be a local directory of the server: nothing else can be "
-                "looked into from there. Nothing was written. See docs/connect.md"
-            )
-        self._path = path
-
-    def listed(self) -> list[tuple[str, bool]]:
-        try:
-            return [(found.name, found.is_dir()) for found in self._path.iterdir()]
-        except FileNotFoundError:
-            return []
-
-    def delete_file(self) -> None:
-        self._path.unlink(missing_ok=True)
+    def delete(self, name: str) -> None:
+        self._system.delete(self._path_of(self._path, name), False)
