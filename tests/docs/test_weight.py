@@ -10,7 +10,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "weight.py"
 # The goal is 32,000 lines. A change that makes the house lighter lowers its bounds. A new feature that
 # cannot do without raising one says in its commit why.
-MOST = {"files": 231, "lines": 44_740, "head": 6_976, "one_importer": 50, "words_of_docs": 74_618}
+MOST = {"files": 232, "lines": 44_896, "head": 6_997, "one_importer": 50, "words_of_docs": 74_854}
 
 
 @pytest.fixture(scope="module")
