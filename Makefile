@@ -74,6 +74,9 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	    echo "no chromium or no chromedriver here: the tests of the live page will be skipped. To have them:" \
 	         "apt-get install chromium chromium-driver." >&2; \
 	fi
+	@if ! command -v promtool >/dev/null; then \
+	    echo "no promtool here: the rule tests of the alerts will be skipped. To have it: apt-get install prometheus." >&2; \
+	fi
 	@.venv/bin/python scripts/matrix.py --fetch --pyspark 4.0 || \
 	    echo "PySpark 4.0 could not be fetched, so the test of it will fail." >&2
 	@scripts/run python tests/fixtures/fast_start.py >/dev/null 2>&1 || echo "no class archive, or no bytecode: the tests start slower"

@@ -61,7 +61,7 @@ def test_every_metric_of_a_state_is_on_the_dashboard_or_part_of_another(metrics)
     shown = {name for _, query in QUERIES for name in re.findall(r"mapstate_\w+", query)}
     own = {name for name, labels in metrics.items() if labels == {"state"} and not name.endswith("_created")}
     derived = {"batch_id", "commit_timestamp_seconds", "batch_rows", "batch_keys_written", "batch_attempts"}
-    derived |= {"attempt_in_flight", "batches_total", "offsets_passed_total", "rows_between_total"}
+    derived |= {"attempt_in_flight", "batches_total", "dead_ranges", "offsets_passed_total", "rows_between_total"}
     assert own - shown == {f"mapstate_{name}" for name in derived}
 
 

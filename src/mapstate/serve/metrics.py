@@ -29,6 +29,7 @@ _GAUGES = {
     "batch_attempts": "the attempt with which the last batch was committed",
     "watermark_timestamp_seconds": "the watermark of windows whose times are timestamps",
     "attempt_in_flight": "1 while an attempt has begun and is not committed",
+    "dead_ranges": "ranges of txids that never count: above a thousand a vacuum is due",
     "up": "1 if the state can be read",
 }
 _SECONDS = 3.0
@@ -146,6 +147,7 @@ def _gauges_of(ledger: LedgerRecord, last: BatchReport | None) -> dict[str, floa
         "up": 1,
         "keys": ledger.keys_held(),
         "attempt_in_flight": ledger.in_flight is not None,
+        "dead_ranges": len(ledger.dead),
     }
     if ledger.last_commit is not None:
         values["batch_id"] = ledger.last_commit.batch_id
