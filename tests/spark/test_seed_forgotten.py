@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -17,6 +19,7 @@ from mapstate import (
     SessionWindow,
     SlidingDurationWindow,
     Sum,
+    Topology,
     TumblingDurationWindow,
     errors,
     newStream,
@@ -183,6 +186,59 @@ def test_a_seed_that_died_goes_on_with_the_list_and_never_without(spark, log, tm
     assert later == log.ends()
     assert contents(url, "visits.v2") == right == contents(url, "visits")
     assert [entry.id for entry in listed(url, "visits.v2")] == ["ticket-7", "ticket-9"]
+
+
+def site(spark: Any, log: PartitionedLog, urls: Sequence[Any], suffix: str = "") -> dict[str, Any]:
+    """States by user, of windows and of the rows that these leave out, and one of all rows; the last one apart."""
+    stream = Topology("site").newStream("visits", log.stream(spark))
+
+    def kept(rows: Any, name: str, url: Any = urls[0]) -> Any:
+        return rows.persistentAggregate(opaque(url, f"{name}{suffix}", max_attempts=1), visits=Count())
+
+    windows = stream.window(TumblingDurationWindow.of(10), timestampField="bytes", lag=5, retention=500)
+    found = {"users": kept(stream.groupBy("user_id"), "users"), "windows": kept(windows.groupBy("user_id"), "windows")}
+    found["late"] = kept(found["windows"].lateStream().groupBy("user_id"), "late")
+    return found | {"total": kept(stream, "total", urls[1])}
+
+
+@pytest.mark.parametrize("deaths", [(), full((("windows", 3), ("late", 3), ("total", 3)))], ids=["at once", "deaths"])
+def test_states_that_are_seeded_together_leave_out_what_the_version_of_each_has_forgotten(spark, log, tmp_path, deaths):
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in "ab"]
+    log.send(*((f"u{at % 7}", at) for at in range(200)))
+    site(spark, log, urls)["users"].start(str(tmp_path / "before"), trigger=AVAILABLE).awaitTermination()
+    forget(urls[0], "users", {"user_id": "u1"}, id="ticket-7", beside=[(urls[1], "total")])
+    forget(urls[0], "windows", {"user_id": "u2"}, id="ticket-8", beside=[(urls[1], "total")])
+    forget(urls[0], "late", {"user_id": "u3"}, id="ticket-9", beside=[(urls[1], "total")])
+    ends = log.ends()
+    log.send(*((f"u{at % 7}", at) for at in range(50)))
+    site(spark, log, urls)["users"].start(str(tmp_path / "before"), trigger=AVAILABLE).awaitTermination()
+    built = {f"{name}.v2": name for name in ("users", "windows", "late")} | {"total.v2": None}
+    settings: Any = {"version_of": built, "positions": PLACES, "buckets": 2}
+    for name, call in deaths:
+        fault = Fail(method="swap", call=call, error=errors.CorruptStoreError, name=f"{name}-{call}")
+        faulty = [FaultyBackend(resolve(url), tmp_path, (fault,)) for url in urls]
+        with pytest.raises(errors.CorruptStoreError):
+            site(spark, log, faulty, ".v2")["users"].seed(checkpoint(log), **settings)
+    done = site(spark, log, urls, ".v2")["users"].seed(checkpoint(log), **settings)
+    reports = {report.state: report for report in (done, *done.beside)}
+
+    def count(user: str) -> int:
+        return sum(row[0] == user for part, end in zip(log.parts, ends, strict=True) for row in part[:end])
+
+    forgotten = {name: report.rows_forgotten for name, report in reports.items()}
+    assert forgotten == {"users.v2": count("u1"), "windows.v2": count("u2"), "late.v2": 0, "total.v2": 0}
+    assert contents(urls[0], "users.v2") == contents(urls[0], "users")
+    assert contents(urls[1], "total.v2") == contents(urls[1], "total")
+    with open_reader(urls[0], "windows.v2") as reader:  # of which no row is late
+        found = {f"u{at}": sum(one.value["visits"] for one in reader.windows(f"u{at}")) for at in range(7)}
+    rows = Counter(user for part in log.parts for user, _ in part)
+    assert found == {user: count_of - (user == "u2") * count("u2") for user, count_of in rows.items()}
+    assert [[entry.id for entry in listed(urls[0], name)] for name in ("users.v2", "windows.v2", "late.v2")] == [
+        ["ticket-7"],
+        ["ticket-8"],
+        ["ticket-9"],
+    ]
+    swap(urls[0], {"users": "users.v2"})
 
 
 def test_what_was_forgotten_beyond_the_end_of_the_history_is_not_taken_as_done(spark, log, tmp_path):

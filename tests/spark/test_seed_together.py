@@ -276,6 +276,8 @@ def test_a_state_that_a_job_left_out_for_a_while_does_not_end_with_another_readi
         both.start(clicks.checkpoint, trigger=AVAILABLE).awaitTermination()
     assert visible(urls) == seen
     assert alone(spark, clicks, urls[0], "users").seed(clicks.checkpoint).rows == seen["users"]
+    with pytest.raises(errors.UsageError, match="another reading"):  # also where Spark counts batch 0
+        both.seed(clicks.checkpoint)
     drop(urls[1], "total")
     clicks.put([Row(2_001, "x", 1)] * 200)
     again = plain(spark, clicks, *urls, on_gap="accept")
@@ -309,8 +311,9 @@ def test_a_dry_run_says_how_much_each_state_is(spark, clicks, tmp_path):
         open_reader(url, "users")
 
 
-def test_a_list_of_forgotten_keys_is_for_one_state(spark, clicks, tmp_path):
+def test_each_state_names_its_version_or_none(spark, clicks, tmp_path):
     kept = plain(spark, clicks, *of(tmp_path, "one"))
-    with pytest.raises(errors.ConfigurationError, match="users, total count together, and version_of is for one"):
-        kept["users"].seed(clicks.checkpoint, version_of="before")
+    for named in ("before", {"users": "before"}, {"users": "before", "total": None, "more": None}):
+        with pytest.raises(errors.ConfigurationError, match="version that each of users, total is built for, or None"):
+            kept["users"].seed(clicks.checkpoint, version_of=named)
     assert not Path(clicks.checkpoint).exists()

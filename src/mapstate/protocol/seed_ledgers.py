@@ -15,19 +15,22 @@ from mapstate.protocol.transitions import check_session
 class SeedLedgers(Ledgers):
     """As `Ledgers`, from `open_seeds` to `end`; then it goes on as any. ``at`` is a state's place."""
 
-    def open_seeds(self, plans: Sequence[str], *, listed: int = 0) -> None:
+    def open_seeds(self, plans: Sequence[str], *, listed: Sequence[int] = ()) -> None:
         """Take all states and begin their seeds, or go on with them. Raises as `open_ledger` and `check_together` do.
+
+        ``listed`` is how many entries the list of each state has, and () without lists.
 
         This is one write for a single commit domain, else two per domain: before all are taken, an older driver may end
         its seeds, so none is begun anew. Of several domains a refused seed may leave states that were opened, and seeds
         of states that held nothing.
         """
+        listed = listed or [0] * len(plans)
         begun, opens = partial(self._begun_seeds, plans, listed), len(self.domains) == 1
 
         def taken(domain: list[int], before: list[Any]) -> list[LedgerRecord]:
             opened = [self.ledgers[i].opened(record) for i, record in zip(domain, before, strict=True)]
             return [
-                seeding.open_seed(record, plans[i], listed=listed) if record.seed is None else record
+                seeding.open_seed(record, plans[i], listed=listed[i]) if record.seed is None else record
                 for i, record in zip(domain, opened, strict=True)
             ]
 
@@ -43,11 +46,14 @@ class SeedLedgers(Ledgers):
             self.change(taken, may_create=True)
         self.change(together, may_create=opens, verify_fences=True)
 
-    def _begun_seeds(self, plans: Sequence[str], listed: int, records: Sequence[Any]) -> list[LedgerRecord]:
+    def _begun_seeds(self, plans: Sequence[str], listed: Sequence[int], records: Sequence[Any]) -> list[LedgerRecord]:
         """The ledgers of all states, which have been opened, with their seeds. Writes nothing."""
         for ledger, record in zip(self.ledgers, records, strict=True):
             check_session(record, ledger.session)
-        after = [seeding.open_seed(record, plan, listed=listed) for record, plan in zip(records, plans, strict=True)]
+        after = [
+            seeding.open_seed(record, plan, listed=count)
+            for record, plan, count in zip(records, plans, listed, strict=True)
+        ]
         seeding.check_together(after)
         return after
 

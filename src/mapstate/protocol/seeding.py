@@ -75,7 +75,7 @@ def check_together(ledgers: Sequence[LedgerRecord]) -> None:
         seed, reading = ledger.seed, _reading(ledger)
         if ledger is first or (reading is not None and reading == _reading(first)):
             continue
-        why = "has another one to begin: is it new or changed, or was batch 0 planned anew?"
+        why = "has another one to begin: is it new, is the job or its list changed, or was batch 0 planned anew?"
         if seed is None or seed.is_loaded:
             why = "is of another reading of the history: for a while the job had only one of them."
         raise UsageError(

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -63,13 +64,13 @@ class SeedSettings(NamedTuple):
     """How a query's batch 0 is loaded.
 
     ``reports``    get what a dry run finds, as `SeedReport`; else it is None
-    ``entries``    of the list of the version that it is built for
+    ``entries``    by state, of the list of the version that it is built for
     ``positions``  the columns with the topic, the partition and the offset of a row
     """
 
     buckets: int | None = None
     reports: list[Any] | None = None
-    entries: Sequence[ListEntry] = ()
+    entries: Mapping[str, Sequence[ListEntry]] = MappingProxyType({})
     positions: tuple[str, str, str] | None = None
 
 
@@ -100,20 +101,21 @@ class StateSeed:
     def __init__(self, state: StateDriver, df: DataFrame, access: Access, settings: SeedSettings) -> None:
         self.state, self._df, self._access, self._settings = state, df, access, settings
         self._root, self._stage = "", list[str]()  # the files of the stage that is loaded
+        self.entries = settings.entries.get(state.name, ())
         self._forgotten: ForgottenRows | None = None
 
     def set_up(self, root: str, offsets: str | None) -> None:
         """``root`` is where stages are, ``offsets`` where the history ends. Raises ConfigurationError."""
-        self._root, state, entries = root, self.state, self._settings.entries
-        if entries:
+        self._root, state = root, self.state
+        if self.entries:
             has_places = self._settings.positions is not None
-            self._forgotten = ForgottenRows(state.name, _row_keys(state), entries, offsets, has_places=has_places)
+            self._forgotten = ForgottenRows(state.name, _row_keys(state), self.entries, offsets, has_places=has_places)
             self._check_places(self._forgotten)
 
     def digest(self, fingerprint: str) -> str:
         """Of batch 0, the job, and the list."""
         job = self.state.job
-        entries = [(entry.id, entry.digest, entry.offsets) for entry in self._settings.entries]
+        entries = [(entry.id, entry.digest, entry.offsets) for entry in self.entries]
         parts: list[Any] = [fingerprint, job.spec.state, job.keys, job.fields, [*job.columns.items()], entries]
         return digest_of(json.dumps(parts if job.windows is None else [*parts, repr(job.windows)]))
 
@@ -233,7 +235,7 @@ class StateSeed:
 
     def _copy_list(self, forgotten: ForgottenRows, record: LedgerRecord, attempt: Attempt) -> None:
         """Writes the list of the other version, whose rows this state never counts."""
-        known, at = enumerate(self._settings.entries), now()
+        known, at = enumerate(self.entries), now()
         entries = {number: forgotten.copied(entry, record.owner, attempt.txid, at) for number, entry in known}
         with opened(self.state.spec.backend, self.state.name) as store, writer_of(store, attempt.token) as writer:
             write_entries(writer, record, attempt, entries)

@@ -183,7 +183,7 @@ class Seeding:
         self.ledgers = ledgers
         try:
             digests = [seed.digest(str(plan.digest().fingerprint)) for seed in seeds]
-            self._requests.ask(lambda: ledgers.open_seeds(digests, listed=len(settings.entries)))
+            self._requests.ask(lambda: ledgers.open_seeds(digests, listed=[len(seed.entries) for seed in seeds]))
             if not self._found(ledgers.records):
                 self._patiently(partial(self._made, ledgers, digests))
             for at, (seed, held) in enumerate(zip(seeds, ledgers.ledgers, strict=True)):

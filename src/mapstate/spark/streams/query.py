@@ -101,7 +101,7 @@ class Startable(ABC):
         dry_run: bool = False,
         buckets: int | None = None,
         options: Mapping[str, str] | None = None,
-        version_of: str | None = None,
+        version_of: str | Mapping[str, str | None] | None = None,
         positions: Sequence[str] | None = None,
     ) -> SeedReport:
         """Counts all that the source has now as batch 0 of the query, in parts that survive a crash. Then `start`.
@@ -114,7 +114,8 @@ class Startable(ABC):
         ``dry_run``  stages in a scratch place beside the checkpoint, says how much it is, and deletes it again
         ``buckets``  how many parts; a crash costs at most one of them. None: about a million keys in each
         ``options``  as of `start`
-        ``version_of``  the name for which this version is built: rows of keys that it has forgotten are left out
+        ``version_of``  the name for which this version is built: rows of keys that it has forgotten are left out. Of
+            several states that of each, or None, by the state's name
         ``positions``  the columns with the topic, the partition and the offset of a row, as Kafka's are named: needed
             for keys that were forgotten before the end of the history
 

@@ -10,6 +10,8 @@ from typing import Any
 from mapstate.errors import ConfigurationError, UsageError, check_range
 from mapstate.maps.operator_list import ListEntry
 from mapstate.operations.forget import listed
+from mapstate.protocol.ledger_record import LedgerRecord
+from mapstate.protocol.seeding import check_together
 from mapstate.reader.aliased import version_of as version_read
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.repeats import ledger_of
@@ -25,7 +27,7 @@ def seed_query(
     dry_run: bool,
     buckets: int | None,
     options: Mapping[str, str],
-    version_of: str | None,
+    version_of: str | Mapping[str, str | None] | None,
     positions: Sequence[str] | None,
     state: str | None,
 ) -> SeedReport:
@@ -36,18 +38,12 @@ def seed_query(
         raise UsageError("seed needs the checkpointLocation of the query that goes on after it. Nothing was started.")
     check_seed(query.plan, query.df)
     specs = [branch.job.spec for branch in query.plan.branches]
-    if version_of is not None and len(specs) > 1:
-        names = ", ".join(spec.state for spec in specs)
-        raise ConfigurationError(
-            f"the states {names} count together, and version_of is for one state. Nothing was written. Seed them "
-            "without it, and apply the list of each version to the one that is built for it. See docs/life.md#seed"
-        )
-    entries = [] if version_of is None else _listed(specs[0], version_of)
+    entries = {} if version_of is None else _entries(specs, version_of)
     if positions is not None and len(positions) != 3:
         raise ConfigurationError(f"positions are the columns of topic, partition and offset, not {positions!r}")
     places: Any = None if positions is None else tuple(positions)
     if not dry_run and _has_batch(query.df, str(checkpoint)):
-        return _together([_report_of(spec) for spec in specs], state)
+        return _together(_reports(specs), state)
     place = f"{checkpoint}-dry-run-{secrets.token_hex(4)}" if dry_run else str(checkpoint)
     reports: list[SeedReport] = []
     declared, query.plan.seed = query.plan.seed, SeedSettings(buckets, reports if dry_run else None, entries, places)
@@ -66,7 +62,7 @@ def seed_query(
         if dry_run:
             delete(query.df, place)
     if not dry_run:
-        return _together([_report_of(spec) for spec in specs], state)
+        return _together(_reports(specs), state)
     return _together(reports or [SeedReport(spec.state, 0, 0, None, is_dry_run=True) for spec in specs], state)
 
 
@@ -84,8 +80,15 @@ def _has_batch(df: Any, checkpoint: str) -> bool:
     return False
 
 
-def _report_of(spec: Any) -> SeedReport:
-    ledger = ledger_of(spec)
+def _reports(specs: Sequence[Any]) -> list[SeedReport]:
+    """What each state was seeded with. Raises UsageError where one was not, or by another reading than the others."""
+    ledgers = [ledger_of(spec) for spec in specs]
+    reports = [_report_of(spec, ledger) for spec, ledger in zip(specs, ledgers, strict=True)]
+    check_together([ledger for ledger in ledgers if ledger is not None])
+    return reports
+
+
+def _report_of(spec: Any, ledger: LedgerRecord | None) -> SeedReport:
     last = None if ledger is None else ledger.last_commit
     if ledger is not None and ledger.seed is not None:
         raise UsageError(
@@ -101,6 +104,20 @@ def _report_of(spec: Any) -> SeedReport:
             "this checkpoint: there is nothing to seed. Nothing was written. Start the query."
         )
     return SeedReport(spec.state, last.rows, last.keys_held, None).with_left_out(last.forgotten, last.windows)
+
+
+def _entries(specs: Sequence[Any], version_of: str | Mapping[str, str | None]) -> dict[str, list[ListEntry]]:
+    """By state what the version has forgotten that it is built for. Raises ConfigurationError, and as `_listed`."""
+    states = [spec.state for spec in specs]
+    if isinstance(version_of, str) and len(states) == 1:
+        version_of = {states[0]: version_of}
+    if isinstance(version_of, str) or {*version_of} != {*states}:
+        raise ConfigurationError(
+            f"version_of names the version that each of {', '.join(states)} is built for, or None: they are seeded "
+            f"together, and {version_of!r} does not. Nothing was written. Give it as {{{states[0]!r}: 'NAME', ...}}. See "
+            "docs/life.md#seed"
+        )
+    return {spec.state: _listed(spec, name) for spec in specs if (name := version_of[spec.state]) is not None}
 
 
 def _listed(spec: Any, name: str) -> list[ListEntry]:
