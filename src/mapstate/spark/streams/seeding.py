@@ -114,8 +114,8 @@ def _entries(specs: Sequence[Any], version_of: str | Mapping[str, str | None]) -
     if isinstance(version_of, str) or {*version_of} != {*states}:
         raise ConfigurationError(
             f"version_of names the version that each of {', '.join(states)} is built for, or None: they are seeded "
-            f"together, and {version_of!r} does not. Nothing was written. Give it as {{{states[0]!r}: 'NAME', ...}}. See "
-            "docs/life.md#seed"
+            f"together, and {version_of!r} does not. Nothing was written. Give it as {{{states[0]!r}: 'NAME', ...}}. "
+            "See docs/life.md#seed"
         )
     return {spec.state: _listed(spec, name) for spec in specs if (name := version_of[spec.state]) is not None}
 
