@@ -109,8 +109,10 @@ def _forget(world: World, query: Query) -> None:
     query.lose()
     query.kept_frames.clear()
     query.inexact = False
+    names = {state.name for state in query.states}
+    world.forgotten = [one for one in world.forgotten if one.state not in names]
     if query is world.queries[0]:
-        world.by_hand, world.expired = [], 0
+        world.by_hand, world.expired, world.corrections = [], 0, []
 
 
 def _windows_of_the_ledger(world: World, query: Query) -> None:
@@ -126,7 +128,7 @@ def _name_another_state(world: World, query: Query) -> None:
     _forget(world, query)
     query.name_others()
     if world.store_copy is not None:
-        world.store_copy = world.store_copy[0], []
+        world.store_copy = world.store_copy._replace(by_hand=[], corrections=[], forgotten=[])
 
 
 def _plain_function(world: World, query: Query) -> None:
@@ -135,7 +137,14 @@ def _plain_function(world: World, query: Query) -> None:
     query.changes |= {"parts": 1, "threads": "", "through": "", "group": "", "around": "", "gathers": False}
 
 
+def _seed_again(world: World, query: Query) -> None:
+    from fuzz.upkeep import seed
+
+    seed(world, query)
+
+
 ADVICE = [
+    Advice("seed again", "call seed again", _seed_again),
     Advice(KEPT_WINDOWS, "Windows may be left out", _windows_of_the_ledger),
     Advice(OTHER_STATE, "Or name another state, with a new checkpoint", _name_another_state),
     Advice(UNION_AND_RESET, "Union the parts, then reset", _united_and_reset),

@@ -11,6 +11,7 @@ from fuzz.habits import THROUGH, Gives, Habit, State
 from fuzz.rolled import with_rolling_windows
 from fuzz.rows import KEYS, Row, random_rows
 from fuzz.steps import AddFiles, Break, ByHand, Dies, Event, Job, Start, Step, Trips
+from fuzz.upkeep import with_upkeep
 
 __all__ = ["INGREDIENTS", "random_job"]
 
@@ -28,6 +29,10 @@ INGREDIENTS = {
     "swallow": "exceptions of a state that the function swallows",
     "rolling windows": "states with rolling windows",
     "changed windows": "rolling windows that a restart declares otherwise",
+    "seed": "states that are seeded before the first run",
+    "correction": "rows that are added and taken back between two runs",
+    "forget": "keys that are forgotten between two runs",
+    "swap": "readers that are led to other states between two runs",
 }
 """What can be left out, by name."""
 
@@ -206,7 +211,10 @@ def random_job(
     """
     generator = _Generator(seed, redis=redis, kills=kills, without=without)
     job, chance = generator.job(), random.Random(f"rolling windows {seed}")
-    if generator.ttl or chance.random() > 0.3 or "rolling windows" in without:
-        return job, generator.used
-    job, used = with_rolling_windows(job, chance, without)
-    return job, generator.used | used
+    used = set[str]()
+    if not (generator.ttl or chance.random() > 0.3 or "rolling windows" in without):
+        job, used = with_rolling_windows(job, chance, without)
+    if generator.ttl or (chance := random.Random(f"upkeep {seed}")).random() > 0.6:
+        return job, generator.used | used
+    job, more = with_upkeep(job, chance, without)
+    return job, generator.used | used | more

@@ -15,7 +15,7 @@ import msgspec
 
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.tiles import TileFields
-from mapstate.protocol.ledger_record import AlreadyCommitted, OpenRequest
+from mapstate.protocol.ledger_record import AlreadyCommitted, OpenRequest, format_of
 from mapstate.protocol.rolling import Tiling
 from mapstate.protocol.windows import NEVER
 from mapstate.serializers.tiles import Tiles, Undo, undo_of
@@ -182,8 +182,22 @@ def _late_for_the_horizon(_first_time: Any) -> Any:
     return lambda record: NEVER if record.horizon == NEVER else record.definition.time(record.horizon)
 
 
+def _beside_a_seed(begin: Any) -> Any:
+    def begun(ledger: Any, *arguments: Any, **named: Any) -> Any:
+        own = msgspec.structs.replace(
+            ledger, seed=None, format=format_of(ledger.windows, ledger.changes, ledger.rolling)
+        )
+        return begin(own, *arguments, **named)
+
+    return begun
+
+
+def _of_the_name_itself(_seen: Any) -> Any:
+    return lambda reader: reader._versions[reader._state]
+
+
 _BATCH, _REPEATS = "mapstate.spark.driver.batch", "mapstate.spark.driver.repeats"
-_ROLLING = "mapstate.spark.driver.rolling"
+_LISTS, _ROLLING = "mapstate.maps.operator_list", "mapstate.spark.driver.rolling"
 _TRANSITIONS, _OPENING = "mapstate.protocol.transitions", "mapstate.protocol.opening"
 
 MUTANTS = [
@@ -238,6 +252,11 @@ MUTANTS = [
         "RollingRecord.first_time",
         _late_for_the_horizon,
     ),
+    Mutant("a batch begins beside a seed", _TRANSITIONS, "begin", _beside_a_seed),
+    Mutant("any state is seeded", "mapstate.spark.driver.seeding", "why_not_apart", _always(())),
+    Mutant("a correction is applied again", "mapstate.spark.driver.correcting", "_listed", _always(None)),
+    Mutant("a key that is to be forgotten stays", _LISTS, "ListedKeys.__contains__", _always(False)),
+    Mutant("a reader asks no alias", "mapstate.reader.aliased", "AliasReader._seen", _of_the_name_itself),
     Mutant("a null in a key is an empty text", "mapstate.keys", "_around_nulls", _null_as_no_text),
 ]
 """A guard that is built anew gets its mutant in the same commit."""

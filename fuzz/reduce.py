@@ -8,6 +8,7 @@ from typing import Any
 
 from fuzz.habits import Habit
 from fuzz.steps import AddFiles, ByHand, Job, Start, Step
+from fuzz.upkeep import Correct, Seed
 
 __all__ = ["shortest"]
 
@@ -57,6 +58,11 @@ def _smaller_step(step: Step) -> Iterator[Step]:
                 yield replace(step, files=(*step.files[:at], fewer, *step.files[at + 1 :]))
     elif isinstance(step, ByHand):
         yield from _shorter(step, "rows", 1)
+    elif isinstance(step, Seed):
+        yield from _simpler(step, dies=0, after=False)
+    elif isinstance(step, Correct):
+        yield from _shorter(step, "rows", 0)
+        yield from _simpler(step, taken=0)
     elif isinstance(step, Start):
         yield from _simpler(step, killed=False, fault=None, at_once=False)
         yield from _shorter(step, "options", 0)

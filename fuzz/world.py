@@ -16,16 +16,17 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fuzz.habits import Built, DiedError, State, build, run_habit
 from fuzz.killed import kill
 from fuzz.rolling import differences
 from fuzz.rows import COLUMNS, SCHEMA, Row, equal_key, plain, write_file
 from fuzz.steps import Break, Dies, Job, Start, Trips
+from fuzz.upkeep import Corrected, Forgotten, is_forgotten
 from mapstate import open_reader
 from mapstate.backends import resolve
-from mapstate.errors import LedgerError, MapStateError, StateNotFoundError
+from mapstate.errors import LedgerError, MapStateError, SeedingError, StateNotFoundError
 from mapstate.operations.checkpoint import rewind
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ways_back import rollback as rolled_back
@@ -48,6 +49,16 @@ class FailureError(Exception):
 
 class RefusedError(Exception):
     """A job of which nothing more can be asked: it was refused, and its error names no way on that the fuzzer knows."""
+
+
+class StoreCopy(NamedTuple):
+    """A copy of the store, and what of its states no file tells."""
+
+    path: Path
+    by_hand: list[Row]
+    corrections: list[Corrected]
+    forgotten: list[Forgotten]
+    led: dict[str, str]
 
 
 @dataclass
@@ -188,7 +199,10 @@ class World:
         self.lags = {state.lag for state in job.states if not state.rolling} or {0}
         self.ttl: float | None = None
         self.says_ttl = False  # a start has warned that a ttl does not hold for all records
-        self.store_copy: tuple[Path, list[Row]] | None = None
+        self.corrections: list[Corrected] = []  # of the first query
+        self.forgotten: list[Forgotten] = []
+        self.led: dict[str, str] = {}  # which state readers of a name read
+        self.store_copy: StoreCopy | None = None
         self.log: list[str] = []
         self.runs = 0
 
@@ -388,17 +402,18 @@ class World:
             copy = self.folder / f"store-{self.runs}"
             with closing(sqlite3.connect(self.file)) as source, closing(sqlite3.connect(copy)) as target:
                 source.backup(target)
-            self.store_copy = copy, list(self.by_hand)
+            self.store_copy = StoreCopy(copy, [*self.by_hand], [*self.corrections], [*self.forgotten], dict(self.led))
 
     def put_back_store(self) -> None:
         """Put the copy back; empty the store where there is none. Rows that came by hand since are gone."""
         if self.job.store == "sqlite":
             for path in self.folder.glob("state.db*"):
                 path.unlink()
-            self.by_hand = []
-            if self.store_copy is not None:
-                shutil.copy(self.store_copy[0], self.file)
-                self.by_hand = list(self.store_copy[1])
+            self.by_hand, self.corrections, self.forgotten, self.led = [], [], [], {}
+            if (copy := self.store_copy) is not None:
+                shutil.copy(copy.path, self.file)
+                self.by_hand, self.corrections = [*copy.by_hand], [*copy.corrections]
+                self.forgotten, self.led = [*copy.forgotten], dict(copy.led)
 
     def roll_back(self) -> None:
         """`mapstate rollback` of the last batch of all states, and `mapstate rewind`; nothing where one refuses."""
@@ -412,6 +427,8 @@ class World:
                 self.note(f"no rollback: {type(error).__name__}")
                 continue
             if len(batches) == 1 and query.checkpoint.exists():
+                if query is self.queries[0] and any(ledger.record.correction is not None for ledger in ledgers):
+                    self.corrections.pop()
                 for ledger in ledgers:
                     ledger.rollback()
                 self.rewind(query, query.state_names[0])
@@ -459,6 +476,10 @@ class World:
         """Raise FailureError unless each state holds each row that was given to it once."""
         if self.says_ttl:
             return
+        for name, to in self.led.items():
+            with open_reader(self.url, name) as reader:
+                if (read := reader.ledger().state) != to:
+                    raise FailureError("wrong counts", f"readers of {name} read {read}, and were led to {to}")
         for query in self.queries:
             by_hand = self.by_hand if query is self.queries[0] else []
             for state in query.states:
@@ -485,10 +506,12 @@ class World:
 
     def _contents(self, name: str, keys: Sequence[str]) -> dict[Any, Any]:
         try:
-            with open_reader(self.url, name) as reader:
+            with open_reader(self.url, name, follow=None) as reader:
                 rows = list(reader.scan())
         except StateNotFoundError:
             return {}
+        except SeedingError as error:  # also where no state was called since the seed died
+            raise FailureError("wrong counts", str(error)) from error
         if "u" in keys:  # how a struct is shown is not asked here
             return self._ranked([value for _, value in rows])
         return {tuple(map(plain, key)): value for key, value in rows}
@@ -542,6 +565,12 @@ class World:
         for number, file in enumerate([*self.files[: self.counted], by_hand]):
             is_given = number >= self.expired or file is by_hand
             rows = [row for row in file if is_given and (file is by_hand or self._is_given(row))]
+            if self.forgotten:
+                places = [-1 - at if file is by_hand else number for at in range(len(file))]
+                gone = partial(is_forgotten, self, state.name, keys=state.keys, by_fields=by_fields)
+                rows = [
+                    row for row, place in zip(file, places, strict=True) if row in rows and not gone(row, file=place)
+                ]
             before = None if watermark is None or not state.window else watermark - watermark % state.window
             for row in rows:
                 if before is not None and row.t is not None and row.t < before:
@@ -557,6 +586,11 @@ class World:
                 + [mark for mark in (watermark,) if mark is not None],
                 default=None,
             )
+        if state.name == self.queries[0].states[0].name:
+            for sign, row in ((sign, row) for done in self.corrections for sign, row in _signed(done)):
+                value = right.setdefault(equal_key(row, state.keys, by_fields=by_fields), {"rows": 0, "total": 0})
+                value["rows"] += sign
+                value["total"] += sign * row.v
         return right
 
 
@@ -572,6 +606,11 @@ EVENTS: dict[str, Callable[[World], None]] = {
     "all records with a ttl expire": World.let_expire,
 }
 """What happens between two runs, by what a script says."""
+
+
+def _signed(done: Corrected) -> Iterator[tuple[int, Row]]:
+    yield from ((1, row) for row in done.added)
+    yield from ((-1, row) for row in done.taken)
 
 
 def _between(least: dict[str, int], found: dict[str, int], most: dict[str, int]) -> bool:
