@@ -75,18 +75,37 @@ class World:
         record = self.records.get(key)
         return ledger.view().values([record], ledger.next_txid - 1)[0]
 
-    def grouped(self, end: int, listed: int) -> list[Counter[str]]:
+    def grouped(self, plan: BatchPlan, listed: int) -> list[Counter[str]]:
         """The history by bucket. A flaky transform gives some rows another key each time."""
         found = [Counter[str]() for _ in range(BUCKETS)]
         below = (0 if self.mutant == "no_list" or not listed else self.forgotten[1]) + 99 * (
             self.mutant == "whole_keys"
         )
-        for at, key in enumerate(self.log[:end]):
+        for at, key in enumerate(self.history(plan)):
             if listed and key == self.forgotten[0] and at < below:
                 continue
             given = self.rng.choice(KEYS) if self.is_flaky and self.rng.random() < 0.4 else key
             found[KEYS.index(given) % BUCKETS][given] += 1
         return found
+
+    def rows(self, plan: BatchPlan) -> list[str]:
+        """What the stream brings between two positions."""
+        return self.log[int(plan.start[1:-1]) : int(plan.end[1:-1])]
+
+    def history(self, plan: BatchPlan) -> list[str]:
+        """The rows of batch 0: here all are the stream's."""
+        return self.rows(plan)
+
+    def planned(self, batch_id: int) -> BatchPlan:
+        """What Spark plans for a batch of the query."""
+        self.names += 1
+        before = self.plans.get(batch_id - 1)
+        return BatchPlan(
+            before.end if before else "[0]", f"[{len(self.log)}]", self.names, before and before.planned_at
+        )
+
+    def check(self, plan: BatchPlan, known: Any = None) -> Any:
+        """What is asked of the history before it is staged, and once more after that."""
 
     def request(self, owner: str, session: str, policy: Any = "refuse") -> OpenRequest:
         return OpenRequest(
@@ -108,29 +127,29 @@ class World:
         session = self.name()
         if 0 not in self.commits:
             if 0 not in self.plans:
-                self.names += 1
-                self.plans[0] = BatchPlan("[0]", f"[{len(self.log)}]", self.names)
+                self.plans[0] = self.planned(0)
             plan = self.plans[0]
             yield
             yield from self.seed(session, plan)
-            if self.plans.get(0) != plan or self.ledger is None or not self.ledger.owners.get("q"):
+            if self.plans.get(0) != plan or self.ledger is None or not self.ledger.owners.get(self.owner):
                 return
             self.commits.add(0)
             yield
         if 0 not in self.plans:
             return  # a driver of before, whose checkpoint has gone on without it
         if 1 not in self.plans:
-            self.names += 1
-            self.plans[1] = BatchPlan(self.plans[0].end, f"[{len(self.log)}]", self.names, self.plans[0].planned_at)
+            self.plans[1] = self.planned(1)
             yield
-        yield from self.batch("q", session, 1, self.plans[1])
+        yield from self.batch(self.owner, session, 1, self.plans[1])
 
     def seed(self, session: str, plan: BatchPlan) -> Iterator[None]:
         digest, ledger = str(plan.digest().fingerprint), self.ledger
-        if ledger is not None and ledger.seed is None and ledger.owners.get("q", 0):
-            yield from self.batch("q", session, 0, plan)
+        if ledger is not None and ledger.seed is None and ledger.owners.get(self.owner, 0):
+            yield from self.batch(self.owner, session, 0, plan)
             return
-        opened, listed = open_ledger(ledger, self.request("q", session)), int(self.has_list)
+        known = self.check(plan) if ledger is None or ledger.seed is None or ledger.seed.stage is None else None
+        yield
+        opened, listed = open_ledger(self.ledger, self.request(self.owner, session)), int(self.has_list)
         if opened.seed is not None and self.forgets_version and self.rng.random() < 0.2:
             listed = 0
             if self.mutant == "drops_list":
@@ -138,11 +157,14 @@ class World:
         digest += f" {listed}"
         if self.mutant == "pin_again" and opened.seed is not None:
             opened = msgspec.structs.replace(opened, seed=msgspec.structs.replace(opened.seed, plan=digest))
-        self.ledger = seeding.open_seed(opened, digest, listed=listed)
+        self.ledger = seeding.open_seed(opened, digest, listed=listed, initial=self.is_initial)
         yield
         if self.ledger.seed is None or self.ledger.seed.stage not in self.stages:
-            name, staged = self.name(), self.grouped(int(plan.end[1:-1]), listed)
+            name, known = self.name(), known or self.check(plan)
             yield
+            staged = self.grouped(plan, listed)
+            yield
+            self.check(plan, known)
             self.stages[name] = staged
             rows = sum(map(Counter.total, staged))
             yield
@@ -163,7 +185,9 @@ class World:
         if self.mutant in ("no_stage", "old_done", "pin_again") and self.ledger.seed is not None:
             same = msgspec.structs.replace(self.ledger.seed, staged=self.ledger.seed.rows)
             self.ledger = msgspec.structs.replace(self.ledger, seed=same)  # the number of rows alone does not tell
-        ended = seeding.end_seed(self.ledger, session, plan, Commit(batch_id=0, txid=0, owner="q", offsets=plan.end))
+        ended = seeding.end_seed(
+            self.ledger, session, plan, Commit(batch_id=0, txid=0, owner=self.owner, offsets=plan.end)
+        )
         if self.mutant == "rolls_back" and ended.last_commit is not None and ended is not self.ledger:
             done = msgspec.structs.replace(ended.last_commit, seeded=False, last_txid_before=ended.last_commit.txid - 1)
             ended = msgspec.structs.replace(ended, last_commit=done, next_txid=ended.next_txid - 1)
@@ -182,7 +206,7 @@ class World:
                 return  # Spark's error of a file that is gone
             contents = self.stages[seed.stage][seed.done]
             if self.mutant == "no_stage":
-                contents = self.grouped(int(plan.end[1:-1]), listed)[seed.done]
+                contents = self.grouped(plan, listed)[seed.done]
             is_due = self.mutant != "list_later" and (self.mutant != "list_once" or LIST not in self.records)
             if seed.done == 0 and listed and is_due:
                 done = self.forgotten[1] if self.mutant == "claims_all" else min(self.forgotten[1], int(plan.end[1:-1]))
@@ -206,7 +230,7 @@ class World:
         yield
         if isinstance(answer, AlreadyCommitted):
             return
-        under, added = self.ledger, Counter(self.log[int(plan.start[1:-1]) : int(plan.end[1:-1])])
+        under, added = self.ledger, Counter(self.rows(plan))
         held = 0
         for key, rows in added.items():
             base = self.value(key, under)
@@ -245,6 +269,7 @@ class World:
                 raise Wrong(f"stuck: {error}") from error
         self.read(is_end=True)
 
+    owner, is_initial = "q", False  # whether rows of another place are a part of the seed
     plans_lost = False
     forgets_version = True  # a call may not name the version whose list it copies
 

@@ -62,6 +62,11 @@ ADVICE: dict[str, str] = {
         protocol/test_seeding.py::test_a_crash_costs_one_attempt_and_a_lost_reply_nothing
         protocol/test_seeding.py::test_a_call_without_the_list_of_the_seed_is_refused
         protocol/test_seeding.py::test_nobody_else_counts_on_a_seed_that_is_not_complete""",
+    "life#history-from-another-place": """
+        spark/test_initial_rows.py::test_what_does_not_meet_is_refused_before_anything_is_written
+        spark/test_initial_rows.py::test_a_history_that_begins_later_or_has_holes_counts_if_that_is_said
+        spark/test_initial_rows.py::test_a_query_that_is_started_without_its_seed_is_refused_and_the_seed_goes_on_with_its_plan
+        spark/test_initial_rows.py::test_a_source_that_tells_no_start_by_partition_is_refused""",
     "life#the-commands-of-a-job": """
         spark/test_commands.py::test_a_job_is_seeded_run_and_corrected_by_its_commands
         spark/test_commands.py::test_what_a_job_cannot_do_ends_with_2_and_the_message""",

@@ -31,7 +31,7 @@ LAYERS = [
     ("capabilities", "event_loop", "protocol.changes", "protocol.records", "protocol.rolling", "protocol.seeds"),
     ("protocol.sessions", "windows"),
     ("protocol.ledger_record",),
-    ("protocol.refusals", "protocol.seed_refusals"),
+    ("protocol.cuts", "protocol.refusals", "protocol.seed_refusals"),
     ("protocol.ways_back",),
     ("protocol.transitions",),
     (

@@ -201,6 +201,18 @@ def test_a_call_without_the_list_of_the_seed_is_refused(url):
     assert decode_ledger(encode_ledger(ledger), "visits") == ledger
 
 
+def test_a_job_without_the_initial_rows_of_the_seed_is_refused(url):
+    seed = Seed(url, "with a history", initial=True)
+    with pytest.raises(SeedingError, match="this job has none"):
+        Seed(url)
+    seed = Seed(url, "with a history", initial=True)
+    seed.staged(rows=10, buckets=1)
+    with pytest.raises(SeedingError, match="this job has none"):
+        Seed(url, "of the stream alone")
+    seed = Seed(url, "with another history", initial=True)
+    assert (seed.record.seed.stage, seed.record.seed.initial) == (None, True)
+
+
 def test_nobody_else_counts_on_a_seed_that_is_not_complete(url):
     seed = Seed(url)
     seed.staged()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from model import seeding_together, seeding_windows
+from model import seeding_cut, seeding_together, seeding_windows
 from model.seeding import MUTANTS, explore
 
 
@@ -51,3 +51,12 @@ def test_states_that_are_seeded_together_have_one_history():
 @pytest.mark.parametrize("mutant", seeding_together.MUTANTS)
 def test_each_simpler_rule_of_states_together_goes_wrong(mutant):
     assert explore(6_000, mutant, seeding_together.World) is not None
+
+
+def test_a_history_of_another_place_counts_each_row_once_or_is_refused():
+    assert explore(3_000, world=seeding_cut.World) is None
+
+
+@pytest.mark.parametrize("mutant", seeding_cut.MUTANTS)
+def test_each_simpler_rule_of_the_cut_goes_wrong(mutant):
+    assert explore(3_000, mutant, seeding_cut.World) is not None

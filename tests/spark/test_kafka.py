@@ -382,3 +382,137 @@ def test_each_source_has_its_start_and_a_topic_that_was_made_anew_has_none(order
     with orders.producing(30):
         pass
     assert "was counted up to offset" in starts()
+
+
+HISTORY = """
+import json, sys
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions, NewTopic
+from pyspark.sql import SparkSession
+from mapstate import Count, errors, newStream, opaque, open_reader
+from mapstate.backends import resolve
+from mapstate.spark import Coordinates, InitialRows, StartsAt
+from mapstate.testing import Fail, FaultyBackend
+
+options = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+servers, url, place = options["--kafka"], options["--store"], options["--checkpoint"]
+spark = SparkSession.builder.getOrCreate()
+admin = AdminClient({"bootstrap.servers": servers})
+sent, tables, visits = [], {}, f"visits-{options['--topic']}"
+admin.create_topics([NewTopic(visits, 2)])[visits].result()
+
+def send(number, partitions, producer=None):
+    producer = producer or Producer({"bootstrap.servers": servers})  # which knows each partition that is there
+    for at in range(number):
+        sent.append(f"u{at % 97}")
+        producer.produce(visits, sent[-1], partition=at % partitions)
+    producer.flush(60)
+
+def read(by, **more):
+    kafka = by.format("kafka").option("kafka.bootstrap.servers", servers).option("subscribe", visits)
+    rows = kafka.option("kafka.isolation.level", "read_committed").options(**more).load()
+    return rows.selectExpr("string(value) user_id", "topic", "partition", "offset")
+
+def keep(name):
+    read(spark.read).write.parquet(f"{place}-{name}")
+    tables[name] = spark.read.parquet(f"{place}-{name}")
+    return {p: n for p, n in tables[name].groupBy("partition").agg({"offset": "max"}).collect()}
+
+def declared(name, start, table, ends, store=None):
+    stream = read(spark.readStream, startingOffsets=json.dumps({visits: {str(p): at for p, at in start.items()}}))
+    rows = newStream("visits", stream, initialRows=InitialRows(table, ends=ends)).groupBy("user_id")
+    return rows.persistentAggregate(opaque(store or url, name, max_attempts=1), n=Count())
+
+def case(name, start, table, holes="refused", ends=None):
+    ends = ends or Coordinates("topic", "partition", "offset", holes=holes)
+    counts = declared(name, start, table, ends)
+    try:
+        counts.seed(f"{place}-of-{name}")
+        send(50, 2)
+        counts.start(f"{place}-of-{name}", trigger={"availableNow": True}).awaitTermination()
+        with open_reader(url, name) as reader:
+            found = {key[0]: value["n"] for key, value in reader.scan()}
+        print("case", name, found == {key: sent.count(key) for key in set(sent)}, sum(found.values()), flush=True)
+    except errors.MapStateError as error:
+        try:
+            open_reader(url, name)
+        except errors.StateNotFoundError:
+            print("case", name, "refused", error, flush=True)
+
+def dies(name, start, table):
+    fault = Fail(method="swap", call=2, error=errors.CorruptStoreError)
+    store = FaultyBackend(resolve(url), f"{place}-{name}", [fault])
+    try:
+        declared(name, start, table, Coordinates("topic", "partition", "offset"), store).seed(f"{place}-of-{name}")
+    except errors.CorruptStoreError:
+        print("case", name, "died", flush=True)
+"""
+
+MEETS = """
+send(4_000, 2)
+ends = {p: last + 1 for p, last in keep("first").items()}
+send(3_000, 2)
+case("early", {p: end - 1000 for p, end in ends.items()}, tables["first"])
+case("exact", ends, tables["first"])
+case("late", {**ends, 1: ends[1] + 1}, tables["first"])
+case("named", ends, tables["first"], ends=StartsAt({visits: ends}))
+case("misnamed", ends, tables["first"], ends=StartsAt({visits: {**ends, 1: 7}}))
+"""
+
+ENDS = """
+send(400, 2)
+ends = {p: last + 1 for p, last in keep("first").items()}
+send(300, 2)
+import os; os.mkdir(f"{place}-again")
+dies("again", ends, tables["first"])
+case("again", {p: 0 for p in ends}, tables["first"])  # the checkpoint has the start
+admin.create_partitions([NewPartitions(visits, 3)])[visits].result()
+while len(admin.list_topics(visits).topics[visits].partitions) < 3: pass
+send(300, 3)
+keep("second")
+case("new", {**ends, 2: 0}, tables["first"])
+case("newer", {**ends, 2: 40}, tables["second"])
+case("lacks", {**ends, 2: 1}, tables["first"])
+admin.delete_records([TopicPartition(visits, 0, ends[0])]) [TopicPartition(visits, 0, ends[0])].result()
+case("removed", {0: ends[0], 1: 0, 2: 0}, tables["first"])
+transactional = Producer({"bootstrap.servers": servers, "transactional.id": visits})
+transactional.init_transactions(60)
+for _ in range(2):
+    transactional.begin_transaction()
+    send(60, 3, transactional)
+    transactional.commit_transaction(60)
+read(spark.read, startingOffsets=json.dumps({visits: {"0": ends[0], "1": 0, "2": 0}})).write.parquet(f"{place}-third")
+third = spark.read.parquet(f"{place}-third").union(tables["first"].where(f"partition = 0 and offset < {ends[0]}"))
+last = {p: n for p, n in third.groupBy("partition").agg({"offset": "max"}).collect()}
+case("marked", {p: n + 1 for p, n in last.items()}, third)
+case("passed", {p: n + 2 for p, n in last.items()}, third, "allowed")  # of a marker, or of a row: nothing tells
+case("allowed", {p: n + 1 for p, n in last.items()}, third, "allowed")
+"""
+
+
+MET = {"early": "True 7050", "exact": "True 7100", "late": "refused", "named": "True 7150", "misnamed": "refused"}
+ENDED = {
+    "again": "True 750",
+    "new": "True 1100",
+    "newer": "True 1150",
+    "lacks": "refused",
+    "removed": "True 1200",
+    "marked": "refused",
+    "passed": "refused",
+    "allowed": "True 1370",
+}
+
+
+@pytest.mark.parametrize(
+    ("cases", "right"), [(MEETS, MET), pytest.param(ENDS, ENDED, marks=pytest.mark.full)], ids=["starts", "partitions"]
+)
+def test_a_table_and_a_topic_meet_exactly_or_are_refused(broker, tmp_path, cases, right):
+    program = tmp_path / "history.py"
+    program.write_text(HISTORY + cases)
+    one = Orders(broker, f"sqlite:///{tmp_path}/state.db", tmp_path)
+    with one.job("--topic", tmp_path.name, program=program) as process:
+        process.wait(300)
+    log = process.log.read_text()
+    found = dict(line.split(" ", 2)[1:] for line in log.splitlines() if line.startswith("case "))
+    assert {name: text[: len(right.get(name, ""))] for name, text in found.items()} == right, log[-6000:]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -15,23 +15,27 @@ from mapstate.protocol.transitions import check_session
 class SeedLedgers(Ledgers):
     """As `Ledgers`, from `open_seeds` to `end`; then it goes on as any. ``at`` is a state's place."""
 
-    def open_seeds(self, plans: Sequence[str], *, listed: Sequence[int] = ()) -> None:
+    def open_seeds(self, plans: Sequence[str], *, listed: Sequence[int] = (), initial: bool = False) -> None:
         """Take all states and begin their seeds, or go on with them. Raises as `open_ledger` and `check_together` do.
 
-        ``listed`` is how many entries the list of each state has, and () without lists.
+        ``listed`` is how many entries the list of each state has, and () without lists; ``initial`` is whether rows of
+        another place are a part of the history.
 
         This is one write for a single commit domain, else two per domain: before all are taken, an older driver may end
         its seeds, so none is begun anew. Of several domains a refused seed may leave states that were opened, and seeds
         of states that held nothing.
         """
-        listed = listed or [0] * len(plans)
-        begun, opens = partial(self._begun_seeds, plans, listed), len(self.domains) == 1
+        counts = listed or [0] * len(plans)
+        seeds = [
+            partial(seeding.open_seed, plan=plan, listed=count, initial=initial)
+            for plan, count in zip(plans, counts, strict=True)
+        ]
+        begun, opens = partial(self._begun_seeds, seeds), len(self.domains) == 1
 
         def taken(domain: list[int], before: list[Any]) -> list[LedgerRecord]:
             opened = [self.ledgers[i].opened(record) for i, record in zip(domain, before, strict=True)]
             return [
-                seeding.open_seed(record, plans[i], listed=listed[i]) if record.seed is None else record
-                for i, record in zip(domain, opened, strict=True)
+                seeds[i](record) if record.seed is None else record for i, record in zip(domain, opened, strict=True)
             ]
 
         def together(domain: list[int], before: list[Any]) -> list[LedgerRecord]:
@@ -46,14 +50,13 @@ class SeedLedgers(Ledgers):
             self.change(taken, may_create=True)
         self.change(together, may_create=opens, verify_fences=True)
 
-    def _begun_seeds(self, plans: Sequence[str], listed: Sequence[int], records: Sequence[Any]) -> list[LedgerRecord]:
+    def _begun_seeds(
+        self, seeds: Sequence[Callable[[LedgerRecord], LedgerRecord]], records: Sequence[Any]
+    ) -> list[LedgerRecord]:
         """The ledgers of all states, which have been opened, with their seeds. Writes nothing."""
         for ledger, record in zip(self.ledgers, records, strict=True):
             check_session(record, ledger.session)
-        after = [
-            seeding.open_seed(record, plan, listed=count)
-            for record, plan, count in zip(records, plans, listed, strict=True)
-        ]
+        after = [seed(record) for seed, record in zip(seeds, records, strict=True)]
         seeding.check_together(after)
         return after
 

@@ -32,6 +32,16 @@ def seeded_by_another(ledger: LedgerRecord, asked_by: str) -> StateOwnershipErro
     )
 
 
+def without_history(ledger: LedgerRecord) -> SeedingError:
+    """The error of a job without the initial rows with which the seed has begun."""
+    return SeedingError(
+        f"state {ledger.state!r} is being seeded with initialRows, and this job has none: their history would be lost. "
+        "Nothing was written. Call seed of the job that has them; or begin anew with a new checkpoint and "
+        "on_new_owner='reset'. See docs/life.md#history-from-another-place",
+        state=ledger.state,
+    )
+
+
 def without_list(ledger: LedgerRecord) -> SeedingError:
     """The error of a call without the list of forgotten keys with which the seed has begun."""
     return SeedingError(

@@ -26,7 +26,7 @@ from mapstate.protocol.ledger_record import (
     LedgerRecord,
     format_of,
 )
-from mapstate.protocol.seed_refusals import without_list
+from mapstate.protocol.seed_refusals import without_history, without_list
 from mapstate.protocol.seeds import SeedRecord
 from mapstate.protocol.transitions import check_in_flight, check_session, dead_up_to
 from mapstate.protocol.ways_back import counts
@@ -38,11 +38,12 @@ def is_complete(ledger: LedgerRecord | None, owner: str) -> bool:
     return ledger is not None and ledger.seed is None and ledger.owners.get(owner, 0) > 0
 
 
-def open_seed(ledger: LedgerRecord, plan: str, *, listed: int = 0) -> LedgerRecord:
+def open_seed(ledger: LedgerRecord, plan: str, *, listed: int = 0, initial: bool = False) -> LedgerRecord:
     """Begin a seed, or go on with the one of the same plan. Call it after `open_ledger`, in the same write.
 
     A state of the same topology whose seed has ended stays as it is. Raises UsageError for a state that holds anything
-    else, and SeedingError for a call without the list of the seed that it finds. ``listed`` is how many entries it has.
+    else, and SeedingError for a call without the list, or the initial rows, of the seed that it finds. ``listed`` is
+    how many entries the list has, ``initial`` whether there are such rows.
     """
     seed = ledger.seed
     if seed is None:
@@ -58,7 +59,9 @@ def open_seed(ledger: LedgerRecord, plan: str, *, listed: int = 0) -> LedgerReco
         return ledger
     elif seed.listed and not listed:
         raise without_list(ledger)
-    return _anew(ledger, SeedRecord(plan=plan, listed=listed))
+    elif seed.initial and not initial:
+        raise without_history(ledger)
+    return _anew(ledger, SeedRecord(plan=plan, listed=listed, initial=initial))
 
 
 def check_together(ledgers: Sequence[LedgerRecord]) -> None:
@@ -110,6 +113,7 @@ def staged(
     fresh = SeedRecord(
         plan=seed.plan,
         listed=seed.listed,
+        initial=seed.initial,
         stage=stage,
         files=files,
         staged=rows,

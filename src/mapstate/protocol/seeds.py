@@ -12,6 +12,7 @@ class SeedRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     ``plan``     the digest of batch 0, of the job's fields, and of the list; another one begins the seed anew
     ``listed``   how many entries it has of a list of forgotten keys, which it copies
+    ``initial``  whether rows of another place are a part of it
     ``stage``    the name of the stage, once it is whole
     ``files``    how many files it has
     ``staged``   how many rows of the history are in it
@@ -24,6 +25,7 @@ class SeedRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     plan: str
     listed: int = 0
+    initial: bool = False
     stage: str | None = None
     files: int = 0
     staged: int = 0

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mapstate.spark.driver.initial_rows import Coordinates, InitialRows, StartsAt
     from mapstate.spark.driver.uncounted_files import files_not_counted
     from mapstate.spark.drpc_server import DRPCServer
     from mapstate.spark.interfaces import (
@@ -36,10 +37,12 @@ __all__ = [
     "BatchAggregator",
     "ChainedAggregate",
     "Collector",
+    "Coordinates",
     "CountedAggregate",
     "CountedStream",
     "DRPCServer",
     "GroupedStream",
+    "InitialRows",
     "MapGet",
     "MapStateDataSource",
     "NewValuesStream",
@@ -49,6 +52,7 @@ __all__ = [
     "RollingAggregate",
     "RollingStream",
     "SnapshotGet",
+    "StartsAt",
     "State",
     "StateFactory",
     "StateUpdater",
@@ -70,6 +74,7 @@ __all__ = [
 _HOMES = {
     name: module
     for module, names in {
+        "driver.initial_rows": "Coordinates InitialRows StartsAt",
         "driver.uncounted_files": "files_not_counted",
         "drpc_server": "DRPCServer",
         "interfaces": "BatchAggregator Collector MapGet QueryFunction SnapshotGet State StateFactory StateUpdater",

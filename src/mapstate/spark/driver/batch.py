@@ -159,6 +159,9 @@ class BatchDriver:
                 if not batch.access.is_local():
                     check_executors(batch.df, self._plan.branches)
             stores = [state.open() for state in self._states]
+            if self._plan.initial is not None:
+                known = [batch.ask(repeats.ledger_of, spec) for spec in self._specs]
+                self._plan.initial.check_counted(known, run.query_id, self._specs)
             for branch in self._plan.branches:
                 others = [entry.function for entry in self._plan.after_commit if entry.branch is branch]
                 functions = [*branch.downstream, *branch.fired, *others]

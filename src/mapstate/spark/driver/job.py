@@ -150,7 +150,8 @@ class StreamPlan:
 
     ``after_commit`` are called after the commit with the batch's own rows; with new values, and with fired windows, the
     lists of each `Branch`. ``quarantine`` is the directory for rows of batches that fail in every attempt; None stops
-    the query instead. ``seed`` says how batch 0 is loaded in parts, None if as any other.
+    the query instead. ``seed`` says how batch 0 is loaded in parts, None if as any other. ``initial`` are rows of
+    another place in front of it.
     """
 
     stream: str
@@ -159,6 +160,7 @@ class StreamPlan:
     on_finished: list[OnFinished] = field(default_factory=list)
     quarantine: str | None = None
     seed: Any = None  # of `mapstate.spark.driver.seeding`
+    initial: Any = None  # of `mapstate.spark.driver.initial_rows`
 
 
 class Declared:

@@ -34,6 +34,7 @@ from mapstate.spark.driver.access import Access, configured, java_class
 from mapstate.spark.driver.apply import Grouping, apply_on_executors
 from mapstate.spark.driver.event_time import TimedState, window_reports
 from mapstate.spark.driver.frames import ONE_DRAW, through
+from mapstate.spark.driver.initial_rows import PLACES
 from mapstate.spark.driver.sessions import SessionState
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.driver.window_rows import TILE, beside_of
@@ -54,8 +55,6 @@ _AS_WRITTEN = {
     "spark.sql.parquet.int96RebaseModeInWrite": "CORRECTED",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
 }
-_INTEGERS = ("tinyint", "smallint", "int", "bigint")
-_PLACES = (("topic", ("string",)), ("partition", _INTEGERS), ("offset", _INTEGERS))
 _FORGOTTEN = f"{INSIDE}forgotten"
 _log = logging.getLogger("mapstate")
 
@@ -137,7 +136,7 @@ class StateSeed:
         if not forgotten.needs_places or self._settings.positions is None:
             return
         frame = through(self.state.branch.steps, self._df, 0).select(*map(column_of, self._settings.positions))
-        for field, (what, types) in zip(frame.schema.fields, _PLACES, strict=True):
+        for field, (what, types) in zip(frame.schema.fields, PLACES, strict=True):
             if (found := field.dataType.simpleString()) not in types:
                 raise ConfigurationError(
                     f"positions are the columns of topic, partition and offset, and {field.name} {found} is no {what}: "

@@ -30,6 +30,7 @@ from mapstate.spark.driver import repeats
 from mapstate.spark.driver.access import Access, is_connect
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import Frames
+from mapstate.spark.driver.initial_rows import Cut
 from mapstate.spark.driver.job import Follower, StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches
 from mapstate.spark.driver.query_run import QueryRun, has_ended
@@ -136,6 +137,7 @@ class Seeding:
         self._seeds = [StateSeed(state, df, access, plan.seed) for state in states]
         self._names: list[str] = []  # of the stages that this driver has begun
         self._began = time.monotonic()
+        self._cut: Cut | None = None
         self.ledgers: SeedLedgers | None = None
 
     def run(self, planned: PlannedBatches) -> list[Commit] | None:
@@ -157,6 +159,7 @@ class Seeding:
         if not self._access.is_local():
             check_executors(self._df, self._plan.branches)
         self._root = f"{self._access.checkpoint()}/mapstate"
+        self._cut = None if self._plan.initial is None else Cut(self._plan.initial, plan)
         settings: SeedSettings = self._plan.seed
         owner, seeds = self._run.query_id, self._seeds
         offsets = planned.offsets(self._access, owner, None)
@@ -164,12 +167,13 @@ class Seeding:
             seed.set_up(self._root, offsets)
         if settings.reports is not None:
             records = [open_ledger(None, seed.state.open_request(owner)) for seed in seeds]
-            found = settings.reports
+            reports = settings.reports
+            self._check_cut()
 
             def tried(seed: StateSeed, at: int, frame: DataFrame) -> None:
                 stage, keys, size = seed.tried(f"seed-{at}", records[at], frame)
                 report = SeedReport(seed.state.name, stage.rows, keys, stage.buckets, size, is_dry_run=True)
-                found.append(report.with_left_out(stage.forgotten, stage.windows))
+                reports.append(report.with_left_out(stage.forgotten, stage.windows))
 
             self._read(tried, records)
             return None
@@ -180,10 +184,13 @@ class Seeding:
             check_together([record for record in before if record is not None])
             self._remove()
             return None
+        digests = [seed.digest(f"{plan.digest().fingerprint}{self._cut.text if self._cut else ''}") for seed in seeds]
+        if digests != [record and record.seed and record.seed.stage and record.seed.plan for record in before]:
+            self._check_cut()  # else the history is not read any more
         self.ledgers = ledgers
         try:
-            digests = [seed.digest(str(plan.digest().fingerprint)) for seed in seeds]
-            self._requests.ask(lambda: ledgers.open_seeds(digests, listed=[len(seed.entries) for seed in seeds]))
+            listed = [len(seed.entries) for seed in seeds]
+            self._requests.ask(lambda: ledgers.open_seeds(digests, listed=listed, initial=self._cut is not None))
             if not self._found(ledgers.records):
                 self._patiently(partial(self._made, ledgers, digests))
             for at, (seed, held) in enumerate(zip(seeds, ledgers.ledgers, strict=True)):
@@ -226,11 +233,13 @@ class Seeding:
         reading = secrets.token_hex(8)
         self._names = [f"seed-{digest}-{reading}" for digest in digests]
         stages: list[Stage] = []
+        self._check_cut()
 
         def write(seed: StateSeed, at: int, frame: DataFrame) -> None:
             stages.append(seed.staged(self._names[at], ledgers.records[at], frame))
 
         self._read(write, ledgers.records)
+        self._check_cut(again=True)
         for at, stage in enumerate(stages):
             self._requests.ask(partial(ledgers.staged, at, stage.name, windows=stage.windows, **stage.sizes))
             self._say(ledgers.records[at])
@@ -241,9 +250,15 @@ class Seeding:
         most = max(spec.max_attempts for spec in self._specs)
         for seed, record in zip(self._seeds, records, strict=True):
             seed.state.set_batch(with_windows(record, None))  # steps of others may ask what is late
-        with frames.evaluated(self._df, most) as rows, frames.of_branches(rows, 0) as sent:
+        df = self._df if self._cut is None else self._cut.joined(self._df)
+        with frames.evaluated(df, most) as rows, frames.of_branches(rows, 0) as sent:
             for at, (seed, (frame, _)) in enumerate(zip(self._seeds, sent, strict=True)):
                 use(seed, at, frame)
+
+    def _check_cut(self, *, again: bool = False) -> None:
+        """Check that the initial rows meet the stream: before anything is written, and again when they are staged."""
+        if self._cut is not None and (again or not self._cut.is_checked):
+            self._cut.check()
 
     def _say(self, record: LedgerRecord | None) -> None:
         """A line for who looks on, and for the log; None ends what stands on a terminal."""

@@ -39,15 +39,17 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
+    from mapstate.spark.driver.initial_rows import InitialRows
     from mapstate.spark.driver.window_rows import LateRows
 
 
-def newStream(name: str, df: DataFrame, *, ticks: bool = False) -> Stream:
+def newStream(name: str, df: DataFrame, *, ticks: bool = False, initialRows: InitialRows | None = None) -> Stream:
     """A stream of rows to keep aggregates of.
 
     ``name`` is the default name of its state. ``df`` is a streaming DataFrame, or a batch one where the
     result is only used as a foreachBatch function. With ``ticks`` each trigger brings a batch, also one without rows,
-    so that windows fire while the source pauses; give a trigger with an interval. Raises ConfigurationError.
+    so that windows fire while the source pauses; give a trigger with an interval. ``initialRows`` are a history of
+    another place, which `seed` counts in front of the stream's own rows. Raises ConfigurationError.
     """
     from pyspark.sql import DataFrame
 
@@ -58,7 +60,9 @@ def newStream(name: str, df: DataFrame, *, ticks: bool = False) -> Stream:
     if not isinstance(df, DataFrame):
         raise ConfigurationError(f"newStream takes a DataFrame, not a {type(df).__module__}.{type(df).__name__}")
     start_workers_as_here(df)
-    return Stream(name, with_ticks(df) if ticks else df)
+    if initialRows is not None:
+        initialRows.check(name, df)
+    return Stream(name, with_ticks(df) if ticks else df, initial=initialRows)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ class Stream(Rows[PersistentAggregate], Startable):
 
     ``query`` is that of a topology's stream, which all states share, and which is started here. Without one each state
     has a query of its own, to be started by itself: then `start` raises UsageError.
-    ``is_late`` says that they are the late rows of windows.
+    ``is_late`` says that they are the late rows of windows, ``initial`` are the rows that a seed counts before them.
     """
 
     name: str
@@ -75,6 +79,7 @@ class Stream(Rows[PersistentAggregate], Startable):
     steps: tuple[Step, ...] = ()
     query: Query | None = None
     is_late: bool = False
+    initial: InitialRows | None = None
 
     @property
     def schema(self) -> StructType:
@@ -101,6 +106,11 @@ class Stream(Rows[PersistentAggregate], Startable):
             raise ConfigurationError(
                 f"the streams {', '.join(stream.name for stream in streams)} are of different DataFrames, so they are "
                 "merged before anything is done to their batches: merge them first, or change the DataFrames themselves"
+            )
+        if any(stream.initial for stream in streams):
+            raise ConfigurationError(
+                "streams of different DataFrames that are merged have no initialRows: unite the DataFrames, and give "
+                "newStream the history of all of them"
             )
         df = _united([stream.df for stream in streams])
         if self.query is None:
@@ -159,7 +169,11 @@ class Stream(Rows[PersistentAggregate], Startable):
         return self.query
 
     def _own_query(self) -> Query:
-        return Query(self.name, self.df) if self.query is None else self.query
+        if self.query is not None:
+            return self.query
+        query = Query(self.name, self.df)
+        query.plan.initial = self.initial
+        return query
 
     @property
     def _is_before_commit(self) -> bool:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.streaming.query import StreamingQuery
 
+    from mapstate.spark.driver.initial_rows import InitialRows
+
 OnPoison = Literal["stop", "quarantine"]
 
 
@@ -51,7 +53,9 @@ class Topology(Startable):
         self.queries: dict[str, Query] = {}
         self._on_finished: list[OnFinished] = []
 
-    def newStream(self, name: str, df: DataFrame, *, ticks: bool = False) -> Stream:
+    def newStream(
+        self, name: str, df: DataFrame, *, ticks: bool = False, initialRows: InitialRows | None = None
+    ) -> Stream:
         """A stream of rows, as `mapstate.newStream`. Each is a query of its own, with a checkpoint of its own.
 
         Raises ConfigurationError, DuplicateNameError.
@@ -60,7 +64,7 @@ class Topology(Startable):
             raise DuplicateNameError(
                 f"topology {self.name!r} has a stream {name!r} already: give the other one another name", name=name
             )
-        stream = newStream(name, df, ticks=ticks)
+        stream = newStream(name, df, ticks=ticks, initialRows=initialRows)
         df = stream.df
         taken = [column for column in df.columns if column.casefold() in KEPT_BY]
         if taken and self.quarantine is not None:
@@ -71,7 +75,7 @@ class Topology(Startable):
             )
         owner = f" of topology {self.name!r}"
         query = Query(name, df, admit=self._admit, siblings=self.queries, owner=owner)
-        query.plan.on_finished = self._on_finished
+        query.plan.on_finished, query.plan.initial = self._on_finished, initialRows
         if self.quarantine is not None:
             query.plan.quarantine = f"{self.quarantine.rstrip('/')}/{self.name}/{name}"
         self.queries[name] = query
