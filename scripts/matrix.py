@@ -1,7 +1,7 @@
 """Runs the tests of what touches Spark on each PySpark with each Python that mapstate supports: `make matrix`.
 
     make matrix ARGS="--pyspark 4.0 --python 3.13"     one pair
-    make matrix ARGS="--short"                         a minute for each pair, as in every run of the tests
+    make matrix ARGS="--short"                         a minute for each pair
 
 All that it installs is below .venv/matrix: an environment for each Python that .venv is not of, and each PySpark that
 .venv does not have, once for all Pythons. A Python that is not on this machine is named at the end, and a failure only
@@ -50,6 +50,7 @@ SHORT = [
         "windows.py::test_a_window_of_timestamps[sqlite]",
     )
 ]
+SHORTEST = SHORT[-2:]
 QUIET = [  # PySpark 4.0 leaves sockets to the garbage collector
     "-W",
     "ignore::ResourceWarning",
@@ -128,6 +129,7 @@ def main() -> int:
     parser.add_argument("--pyspark", choices=PYSPARKS, action="append", help="this one only; may be given again")
     parser.add_argument("--python", choices=PYTHONS, action="append", help="this one only; may be given again")
     parser.add_argument("--short", action="store_true", help="a few tests of each pair")
+    parser.add_argument("--shortest", action="store_true", help="two tests, as in every run of the tests")
     parser.add_argument("--fetch", action="store_true", help="only fetch the PySparks")
     asked = parser.parse_args()
     results = {}
@@ -136,7 +138,9 @@ def main() -> int:
             if asked.fetch:
                 pyspark_of(pyspark)
                 continue
-            results[pyspark, python] = run(pyspark, python, SHORT if asked.short else WHOLE)
+            results[pyspark, python] = run(
+                pyspark, python, SHORTEST if asked.shortest else SHORT if asked.short else WHOLE
+            )
             print(f"matrix: PySpark {PYSPARKS[pyspark]}, Python {python}: {results[pyspark, python]}", flush=True)
     print(*(f"PySpark {PYSPARKS[one]:8} Python {other:6} {how}" for (one, other), how in results.items()), sep="\n")
     return any(how.startswith("failed") or (asked.python and how != "passed") for how in results.values())

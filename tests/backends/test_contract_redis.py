@@ -69,6 +69,7 @@ class TestRedisPacked(TestRedis):
         return RedisBackend(**where, layout="packed", buckets=13)
 
 
+@pytest.mark.full  # test_shared_readers has a socket in each run
 class TestRedisUnixSocket(TestRedis):
     @pytest.fixture
     def backend(self, socket_url):

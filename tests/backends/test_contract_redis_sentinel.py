@@ -12,6 +12,7 @@ from mapstate.backends.redis import RedisSentinelBackend
 from mapstate.testing.contracts import StoreContract
 
 
+@pytest.mark.full  # test_redis_shapes and test_shared_readers have sentinels in each run
 @pytest.mark.redis
 class TestRedisSentinel(StoreContract):
     without = {"snapshots": "no request reads a whole state at one moment"}

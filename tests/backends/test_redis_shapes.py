@@ -86,6 +86,7 @@ def test_a_failover_within_an_attempt_ends_it_and_the_next_one_counts_right(star
         assert reader.multi_get(KEYS) == [{"n": 2}] * len(KEYS)
 
 
+@pytest.mark.full
 def test_a_primary_that_failed_over_takes_no_writes_and_the_new_one_does(start_sentinels):
     pair = start_sentinels(requirepass="s3cret")
     store: Any = resolve(pair.url).open("visits")

@@ -733,6 +733,7 @@ print(store.multi_get([f"child-{at}" for at in range(20)]) == [b"1"] * 20)
 """
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_fork_waits_for_the_calls_of_other_threads(path):
     with running(FORK_WHILE_USED, path) as process:

@@ -188,7 +188,7 @@ def test_a_doctor_finds_nothing_wrong_but_what_was_left_in_flight(case):
         assert case.warnings(name) == sorted(facts["doctor"])
 
 
-@each_case
+@some_cases
 def test_the_same_owner_goes_on(case):
     job, due = case.job(), case.facts["next_batch"]
     settled = all(facts["base"] is None for facts in case.states.values())  # all of them count the same batches

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from chain import GOES_ON, Chain
+from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]
 
@@ -27,7 +28,13 @@ KILLS = {("opaque", False): (1, 86), ("opaque", True): (1, 20), ("transactional"
     ],
 )
 def test_what_is_committed_stays_and_nothing_else_counts_whenever_the_driver_dies(
-    kind, on_driver, rounds: Callable[[Any, Any], Any], tally: Callable[..., None], tmp_path: Path, redis_url: str
+    kind,
+    on_driver,
+    rounds: Callable[[Any, Any], Any],
+    tally: Callable[..., None],
+    tmp_path: Path,
+    redis_url: str,
+    spark,
 ):
     """One chain on Redis and one on SQLite at a time: a Spark start leaves a core idle now and then."""
     seed = secrets.randbits(32)
@@ -42,7 +49,7 @@ def test_what_is_committed_stays_and_nothing_else_counts_whenever_the_driver_die
     steps = _steps(chains[stores[0]].steps(), len(chains) * kills, random.Random(seed))
     with ThreadPoolExecutor(len(chains)) as pool:
         running = [
-            pool.submit(_run, chain, steps[at :: len(chains)], f"seed {seed}, {store}")
+            pool.submit(_run, spark, chain, steps[at :: len(chains)], f"seed {seed}, {store}")
             for at, (store, chain) in enumerate(chains.items())
         ]
         for one in running:
@@ -62,14 +69,14 @@ def test_what_is_committed_stays_and_nothing_else_counts_whenever_the_driver_die
         )
 
 
-def _run(chain: Chain, steps: list[str], name: str) -> None:
+def _run(spark: SparkSession, chain: Chain, steps: list[str], name: str) -> None:
     for at, step in enumerate(steps):
         try:
             chain.kill(step)
         except BaseException as error:
             error.add_note(f"{name}, after {steps[:at]}")
             raise
-    chain.finish()
+    chain.finish(spark)
 
 
 def _steps(steps: list[str], number: int, order: random.Random) -> list[str]:

@@ -156,7 +156,8 @@ def test_replies_and_requests_that_come_too_late_never_make_a_wrong_count(start_
     """Each batch loses one reply; or one request arrives after its sender gave up on it, or after the commit."""
     server = start_redis()
     cases = [(*where, how) for how in ("swallow", "late", "after commit") for where in WHERE]
-    batches = rounds(len(cases), 10 * len(cases))
+    cases = rounds(cases[::4], cases * 10)
+    batches = len(cases)
     for batch in range(batches + 1):
         put(visits, batch)
     with Tap(server.url) as tap:

@@ -15,8 +15,9 @@ import pytest
 from chain import files_until, put_file
 from every_store import AEROSPIKE, FULL, REDIS, url_of
 from processes import FIXTURES, job
+from pyspark.sql import SparkSession
 from rolled import Row, floor, shown
-from rolling_job import LAG, RETENTION, STATES
+from rolling_job import LAG, RETENTION, STATES, started
 
 from mapstate import LIFETIME, errors, open_reader
 from mapstate.backends import resolve
@@ -47,7 +48,7 @@ def url(request: Any, tmp_path: Path) -> str:
 
 
 def test_rolling_windows_are_right_whenever_the_driver_dies(
-    url, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path
+    url, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, spark
 ):
     seed = secrets.randbits(32)
     draw = random.Random(seed)
@@ -61,7 +62,7 @@ def test_rolling_windows_are_right_whenever_the_driver_dies(
         except BaseException as error:
             error.add_note(f"seed {seed}, after {steps[:at]}")
             raise
-    chain.finish()
+    chain.finish(spark)
     for step, number in chain.kills.items():
         tally(f"driver with rolling windows killed {step}", kills=number)
     tally(f"rolling windows on {url.partition(':')[0]}, seed {seed}", read=chain.read, set_aside=chain.late)
@@ -113,11 +114,9 @@ class RollingChain:
         if self._draw.random() < 0.7:
             self._put(files_until(self._folder / "checkpoint", self.due + 1) - 1)  # the replay holds other rows
 
-    def finish(self) -> None:
+    def finish(self, spark: SparkSession) -> None:
         """The driver runs to its end."""
-        folder = self._new_folder()
-        with job(FIXTURES / "rolling_job.py", self._options(folder, []), self._folder / "job.log") as process:
-            assert process.wait(600) == 0, (self._folder / "job.log").read_text()[-3000:]
+        assert started(spark, self._options(self._new_folder(), [])).awaitTermination(600)
         self.check("ended")
         assert files_until(self._folder / "checkpoint", self.due) == len(self._files)
 

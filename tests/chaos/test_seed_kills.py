@@ -10,7 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import clicks as clicks_job
 import pytest
+import visits_job
 from clicks import Clicks
 from processes import FIXTURES, job
 from spark_fixtures import Visits, contents
@@ -40,11 +42,11 @@ SQLITE = pytest.param("sqlite", marks=pytest.mark.full)
 @pytest.mark.parametrize("kind", [*(pytest.param(kind, marks=pytest.mark.full) for kind in [*NAMES][:-1]), "together"])
 @pytest.mark.parametrize("store", ["redis", SQLITE])
 def test_a_seed_of_windows_is_right_whenever_its_driver_dies(
-    store, kind, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str
+    store, kind, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str, spark
 ):
     seed = secrets.randbits(32)
     draw, clicks = random.Random(seed), Clicks(tmp_path)
-    clicks.history(draw)
+    clicks.history(draw, end=rounds(600, 2_000))
     url = redis_url if store == "redis" else f"sqlite:///{tmp_path}/state.db"
     urls = {"features": url, "windows": f"sqlite:///{tmp_path}/other.db" if kind == "together" else url}
     options: dict[str, Any] = {"url": url, "other": urls["windows"], "folder": str(tmp_path), "buckets": BUCKETS}
@@ -62,7 +64,7 @@ def test_a_seed_of_windows_is_right_whenever_its_driver_dies(
                     with pytest.raises(errors.SeedingError):
                         reader.key_count()
         tally(f"driver that seeds windows killed {'after' if how['after'] else 'before'} {method}", kills=1)
-    assert run(options, tmp_path / "log", "clicks.py") == 0, (seed, (tmp_path / "log").read_text()[-3000:])
+    clicks_job.seed(spark, options)
     if "features" in NAMES[kind]:
         assert clicks.check(url) == 0
     if "windows" in NAMES[kind]:
@@ -72,7 +74,7 @@ def test_a_seed_of_windows_is_right_whenever_its_driver_dies(
 
 @pytest.mark.parametrize("store", ["redis", SQLITE])
 def test_a_seed_is_right_whenever_its_driver_dies(
-    store, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str
+    store, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str, spark
 ):
     seed = secrets.randbits(32)
     draw, visits = random.Random(seed), Visits(tmp_path)
@@ -104,7 +106,7 @@ def test_a_seed_is_right_whenever_its_driver_dies(
         assert (ledger.floor, ledger.seed.done) >= (floor, done), (seed, steps[: at + 1])
         done, floor = ledger.seed.done, ledger.floor
         tally(f"driver that seeds killed {'after' if how['after'] else 'before'} {method}", kills=1)
-    assert run(options, tmp_path / "log") == 0, (seed, (tmp_path / "log").read_text()[-3000:])
+    assert visits_job.started(spark, options).awaitTermination(240), seed
     assert contents(url, "visits") == visits.truth(), seed
     assert not Path(visits.checkpoint, "mapstate").exists()
 

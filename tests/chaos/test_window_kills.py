@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 from chain import files_until, put_file
 from processes import FIXTURES, job
-from windows_job import LAG, LENGTH, RETENTION, SLIDE
+from pyspark.sql import SparkSession
+from windows_job import LAG, LENGTH, RETENTION, SLIDE, started
 from windows_oracle import Oracle, Row, Windows
 
 from mapstate import errors, open_reader
@@ -41,7 +42,7 @@ LEFT_COMMITTED = ("after the commit", "downstream, before its begin", "downstrea
 
 @pytest.mark.parametrize("store", ["redis", pytest.param("sqlite", marks=pytest.mark.full)])
 def test_windows_are_right_whenever_the_driver_dies(
-    store, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str
+    store, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str, spark
 ):
     seed = secrets.randbits(32)
     url = redis_url if store == "redis" else f"sqlite:///{tmp_path}/state.db"
@@ -49,14 +50,14 @@ def test_windows_are_right_whenever_the_driver_dies(
     steps = [step for step in STEPS for _ in range(25)]
     draw.shuffle(steps)
     steps = steps[: rounds(1, len(steps))]
-    chain = WindowChain(tmp_path / "chain", url, draw, files=len(steps) + 8)
+    chain = WindowChain(tmp_path / "chain", url, draw, files=len(steps) + rounds(4, 8))
     for at, step in enumerate(steps):
         try:
             chain.kill(step)
         except BaseException as error:
             error.add_note(f"seed {seed}, after {steps[:at]}")
             raise
-    chain.finish()
+    chain.finish(spark)
     for step, number in chain.kills.items():
         tally(f"driver with windows killed {step}", kills=number)
     tally(f"windows on {store}", fired=chain.fired, late_rows=chain.late, read=chain.read, purges=chain.purges)
@@ -103,11 +104,9 @@ class WindowChain:
         if self._draw.random() < 0.7:
             self._put(files_until(self._folder / "checkpoint", self.due + 1) - 1)  # the replay holds other rows
 
-    def finish(self) -> None:
+    def finish(self, spark: SparkSession) -> None:
         """The driver runs to its end."""
-        folder = self._new_folder()
-        with job(FIXTURES / "windows_job.py", self._options(folder, []), self._folder / "job.log") as process:
-            assert process.wait(600) == 0, (self._folder / "job.log").read_text()[-3000:]
+        assert started(spark, self._options(self._new_folder(), [])).awaitTermination(600)
         self.check("ended")
         assert files_until(self._folder / "checkpoint", self.due) == len(self._files)
 

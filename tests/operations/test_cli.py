@@ -583,47 +583,57 @@ def test_the_console_script_is_there_and_works(url):
 
 @pytest.mark.slow
 @patch("time.sleep")  # a reader waits for a ledger that may still come
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_whatever_a_ledger_is_damaged_to_each_command_and_reader_and_driver_says_so(waited, data, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("damaged")
-    url = f"memory://{folder.name}"
-    messy(url)
-    job = Job(url)
-    job.attempt(kept=1)
-    place = checkpoint(folder / "c", range(4), range(3))
-    store = job.store
-    damaged = data.draw(damaged_ledgers(store.load()[0]))
-    opening = OpenRequest(
-        state="s",
-        type="opaque",
-        serializer="json",
-        keys=(KeyField("k", "string"),),
-        fields=(Field("n", "Sum(n)", "bigint"),),
-        owner="q",
-        clock_txid=1000,
-    )
+def test_whatever_a_ledger_is_damaged_to_each_command_and_reader_and_driver_says_so(waited, tmp_path_factory, rounds):
+    @settings(max_examples=rounds(40, 150), deadline=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def damages(data):
+        folder = tmp_path_factory.mktemp("damaged")
+        url = f"memory://{folder.name}"
+        messy(url)
+        job = Job(url)
+        job.attempt(kept=1)
+        place = checkpoint(folder / "c", range(4), range(3))
+        store = job.store
+        damaged = data.draw(damaged_ledgers(store.load()[0]))
+        opening = OpenRequest(
+            state="s",
+            type="opaque",
+            serializer="json",
+            keys=(KeyField("k", "string"),),
+            fields=(Field("n", "Sum(n)", "bigint"),),
+            owner="q",
+            clock_txid=1000,
+        )
 
-    def damage() -> None:
-        store.swap(damaged, store.load()[1], FenceToken(1, 1))
+        def damage() -> None:
+            store.swap(damaged, store.load()[1], FenceToken(1, 1))
 
-    for args in (
-        *(["ledger"], ["ledger", "--json"], ["doctor"], ["vacuum"], ["vacuum", "--take-over"], ["rollback", "--yes"]),
-        ["rewind", "--yes"],
-    ):
-        damage()
-        done = run(args[0], *args[1:], url, "s", *([place] if args[0] == "rewind" else []))
-        assert isinstance(done.exception, SystemExit | NoneType), (args, damaged, done.exception)
-        assert done.exit_code in (0, 1, 2)
-    for use in (
-        lambda: open_reader(url, "s").multi_get(["kept", "dead"]),
-        lambda: list(open_reader(url, "s").scan()),
-        lambda: list(open_reader(url, "s", consistency="latest").scan()),
-        lambda: OneLedger.open_and_begin(store, opening, 3),
-    ):
-        damage()
-        with suppress(MapStateError):
-            use()
+        for args in (
+            *(
+                ["ledger"],
+                ["ledger", "--json"],
+                ["doctor"],
+                ["vacuum"],
+                ["vacuum", "--take-over"],
+                ["rollback", "--yes"],
+            ),
+            ["rewind", "--yes"],
+        ):
+            damage()
+            done = run(args[0], *args[1:], url, "s", *([place] if args[0] == "rewind" else []))
+            assert isinstance(done.exception, SystemExit | NoneType), (args, damaged, done.exception)
+            assert done.exit_code in (0, 1, 2)
+        for use in (
+            lambda: open_reader(url, "s").multi_get(["kept", "dead"]),
+            lambda: list(open_reader(url, "s").scan()),
+            lambda: list(open_reader(url, "s", consistency="latest").scan()),
+            lambda: OneLedger.open_and_begin(store, opening, 3),
+        ):
+            damage()
+            with suppress(MapStateError):
+                use()
+
+    damages()
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,10 @@ from mapstate.schema import Field
 from mapstate.testing import wait_for
 from mapstate.values import difference
 
-REDIS = [pytest.param(on, marks=pytest.mark.redis) for on in ("redis", "cluster")]
+REDIS = [
+    pytest.param("redis", marks=pytest.mark.redis),
+    pytest.param("cluster", marks=[pytest.mark.redis, pytest.mark.full]),
+]
 
 
 @pytest.fixture(params=["memory", "sqlite", *REDIS])

@@ -440,7 +440,7 @@ class Interrupted:
         return subprocess.run([sys.executable, "-c", script], check=False).returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [full(False), True])
 @pytest.mark.parametrize("comes_back", [full(False), True])
 @pytest.mark.parametrize("place", [full("sqlite"), pytest.param("redis", marks=pytest.mark.redis)])
 def test_a_forget_that_is_killed_at_any_write_is_run_again(request, tmp_path, place, after, comes_back):

@@ -459,32 +459,42 @@ def test_the_commands_show_windows_and_watermark(tmp_path):
 
 @pytest.mark.slow
 @patch("time.sleep")  # a reader waits for a ledger that may still come
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
-@given(data=st.data())
-def test_whatever_a_ledger_with_windows_is_damaged_to_each_command_and_reader_says_so(waited, data, tmp_path_factory):
-    url = f"memory://{tmp_path_factory.mktemp('damaged').name}"
-    job = Windowed(url, length=20, retention=10)
-    job.batch(Row(1, "ann", 1), Row(12, "bob", 2))
-    job.batch(Row(45, "ann", 4))
-    damaged = data.draw(damaged_ledgers(job.store.load()[0]))
+def test_whatever_a_ledger_with_windows_is_damaged_to_each_command_and_reader_says_so(waited, tmp_path_factory, rounds):
+    @settings(max_examples=rounds(40, 150), deadline=None, suppress_health_check=list(HealthCheck))
+    @given(data=st.data())
+    def damages(data):
+        url = f"memory://{tmp_path_factory.mktemp('damaged').name}"
+        job = Windowed(url, length=20, retention=10)
+        job.batch(Row(1, "ann", 1), Row(12, "bob", 2))
+        job.batch(Row(45, "ann", 4))
+        damaged = data.draw(damaged_ledgers(job.store.load()[0]))
 
-    def damage() -> None:
-        job.store.swap(damaged, job.store.load()[1], FenceToken(1, 1))
+        def damage() -> None:
+            job.store.swap(damaged, job.store.load()[1], FenceToken(1, 1))
 
-    for command in (
-        *(["ledger"], ["ledger", "--json"], ["doctor"], ["vacuum"], ["vacuum", "--take-over"], ["rollback", "--yes"]),
-        *(["windows", "ann"], ["windows", "ann", "--since", "5"], ["recount", "--yes"]),
-    ):
-        damage()
-        done = run(command[0], url, "s", *command[1:])
-        assert isinstance(done.exception, SystemExit | NoneType), (command, damaged, done.exception)
-        assert done.exit_code in (0, 1, 2)
-    for read in (
-        lambda reader: reader.watermark(),
-        lambda reader: reader.windows("ann"),
-        lambda reader: list(reader.window(40)),
-        lambda reader: list(reader.scan()),
-    ):
-        damage()
-        with suppress(MapStateError), open_reader(url, "s") as reader:
-            read(reader)
+        for command in (
+            *(
+                ["ledger"],
+                ["ledger", "--json"],
+                ["doctor"],
+                ["vacuum"],
+                ["vacuum", "--take-over"],
+                ["rollback", "--yes"],
+            ),
+            *(["windows", "ann"], ["windows", "ann", "--since", "5"], ["recount", "--yes"]),
+        ):
+            damage()
+            done = run(command[0], url, "s", *command[1:])
+            assert isinstance(done.exception, SystemExit | NoneType), (command, damaged, done.exception)
+            assert done.exit_code in (0, 1, 2)
+        for read in (
+            lambda reader: reader.watermark(),
+            lambda reader: reader.windows("ann"),
+            lambda reader: list(reader.window(40)),
+            lambda reader: list(reader.scan()),
+        ):
+            damage()
+            with suppress(MapStateError), open_reader(url, "s") as reader:
+                read(reader)
+
+    damages()

@@ -9,6 +9,7 @@ from contextlib import suppress
 import msgspec
 import pytest
 from cases import full
+from every_store import FULL, REDIS, url_of
 from states import Job, LoggedJob, contents, stored
 
 from mapstate import AsyncStateReader, StateReader, opaque, open_async_reader, open_reader, transactional
@@ -32,13 +33,9 @@ from mapstate.reader.changes import Position
 KEYS = [f"k{at}" for at in range(8)]
 
 
-@pytest.fixture(params=["sqlite", *(pytest.param(one, marks=pytest.mark.redis) for one in ("redis", "cluster"))])
+@pytest.fixture(params=["sqlite", REDIS, FULL[-1]])
 def url(request, tmp_path):
-    return (
-        f"sqlite:///{tmp_path}/state.db"
-        if request.param == "sqlite"
-        else request.getfixturevalue(f"{request.param}_url")
-    )
+    return url_of(request, tmp_path)
 
 
 class Follower:

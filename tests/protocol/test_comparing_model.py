@@ -7,8 +7,8 @@ import pytest
 from model.comparing import MUTANTS, explore
 
 
-def test_what_a_comparison_says_of_a_key_is_true_as_of_its_position():
-    wrong, settled, moving = explore(1_000)
+def test_what_a_comparison_says_of_a_key_is_true_as_of_its_position(rounds):
+    wrong, settled, moving = explore(rounds(400, 1_000))
     assert wrong is None
     assert min(settled, moving) > 1_000
 

@@ -6,6 +6,7 @@ import random
 from functools import cache
 
 import pytest
+from cases import full
 
 from mapstate.protocol.rolling import RollingDefinition, RollingWindow, Tiling
 from model import explore, walk
@@ -30,7 +31,10 @@ def test_in_no_state_of_a_small_world_is_an_answer_wrong(world):
     assert found.complete
 
 
-@pytest.mark.parametrize("mutant", ROLLING_MUTANTS, **by_name)
+SLOW = ("rolling windows: a second read only for newer records", "rolling windows: a rollback takes the horizon back")
+
+
+@pytest.mark.parametrize("mutant", [full(one) if one.name in SLOW else one for one in ROLLING_MUTANTS], **by_name)
 def test_each_rule_of_rolling_windows_is_needed(mutant):
     found = explore(mutant.world, mutant.protocol(), limit=200_000)
     assert found.violation is not None, f"{mutant.name}: no counterexample in {found.states} states"

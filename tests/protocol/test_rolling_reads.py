@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 from cases import full
 from driven_reader import WAYS
-from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
+from every_store import AEROSPIKE, FULL, REDIS, url_of
 from rolled import AGGREGATES, WINDOWS, Rolled, Row, shown, suffix
 from states import Job, form_of
 
@@ -46,7 +46,7 @@ def opened(request: Any) -> Callable[..., Any]:
     return WAYS[request.param]["open_reader"]
 
 
-@pytest.fixture(params=["memory", "sqlite", REDIS, CLUSTER, AEROSPIKE])
+@pytest.fixture(params=["memory", "sqlite", REDIS, FULL[-1], AEROSPIKE])
 def url(request: Any, tmp_path: Any) -> str:
     """A store of each kind, empty."""
     return url_of(request, tmp_path)

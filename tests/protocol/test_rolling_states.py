@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from every_store import AEROSPIKE, CLUSTER, REDIS, url_of
+from every_store import AEROSPIKE, FULL, REDIS, url_of
 from openings import opening
 from rolled import WINDOWS, Rolled, Row, suffix
 
@@ -28,7 +28,7 @@ from mapstate.protocol.stored_ledger import decode_ledger, ledger_bytes, read_le
 from mapstate.protocol.windows import NEVER, WindowCommit, WindowDefinition
 
 
-@pytest.fixture(params=["memory", "sqlite", REDIS, CLUSTER, AEROSPIKE])
+@pytest.fixture(params=["memory", "sqlite", REDIS, FULL[-1], AEROSPIKE])
 def job(request: Any, tmp_path: Path) -> Rolled:
     """Five batches; "idle" and "old" have rows in the first one only."""
     return made(url_of(request, tmp_path))

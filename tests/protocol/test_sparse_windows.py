@@ -39,7 +39,7 @@ DAY = 86_400
 YEAR = 31_557_600
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.full), pytest.param("redis", marks=pytest.mark.redis)])
 def url(request: Any, tmp_path: Any) -> str:
     """A store of each kind, empty."""
     return f"sqlite:///{tmp_path}/state.db" if request.param == "sqlite" else request.getfixturevalue("redis_url")

@@ -12,7 +12,7 @@ from states import made_of_one_batch
 from mapstate.schema import KeyField
 
 
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.redis)])
+@pytest.fixture(params=[pytest.param("sqlite", marks=pytest.mark.full), pytest.param("redis", marks=pytest.mark.redis)])
 def url(request: Any, tmp_path: Path) -> str:
     """The URL of an empty store."""
     if request.param == "sqlite":

@@ -335,6 +335,7 @@ def test_a_state_that_stands_still_has_no_rate(browser, tmp_path):
         assert plain(cell(browser, "s", "rows/s")) > 0
 
 
+@pytest.mark.full
 @pytest.mark.redis
 def test_the_page_says_that_the_store_is_dead_or_hangs_and_that_it_is_back(browser, start_redis):
     server = start_redis(dbfilename="d.rdb", appendonly="yes", appendfsync="always")

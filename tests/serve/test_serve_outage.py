@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from cases import full
 from servers import RedisServer, hanging
 from service import Served, client_of, serving
 from states import Job, Tens
@@ -143,7 +144,7 @@ def test_a_store_that_is_away_is_not_ready_until_it_is_back(server):
         wait_for(lambda: asked(served, "/ready")[0] == 200, "the store is back", 30)
 
 
-@pytest.mark.parametrize(("coverage", "status"), [("yes", 503), ("no", 200)])
+@pytest.mark.parametrize(("coverage", "status"), [("yes", 503), full("no", 200)])
 def test_a_cluster_without_one_of_its_primaries_is_ready_as_far_as_the_ledgers_primary_says(
     start_cluster, coverage, status
 ):
@@ -189,7 +190,7 @@ def test_a_store_that_blocks_is_asked_once_for_all_who_ask(monkeypatch):
         assert client.get("/ready").status_code == 200
 
 
-@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+@pytest.mark.parametrize("name", [signal.SIGTERM, full(signal.SIGINT)], ids=["SIGTERM", "SIGINT"])
 def test_it_ends_in_time_with_calls_waits_and_events_under_way(server, functions, name):
     with serving(server.url, "--functions", functions, "--timeout", "60") as served, ExitStack() as stack:
         assert asked(served, "/states/s/values?k=a")[0] == 200

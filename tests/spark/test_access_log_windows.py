@@ -110,6 +110,7 @@ def test_every_window_and_every_late_line_is_awks(spark, store, tmp_path, monkey
         assert counted.get(()) == {"lines": late}
 
 
+@pytest.mark.full
 def test_the_example_runs_as_its_head_says(tmp_path):
     command = [sys.executable, "examples/access_log_windows.py", "--logs", "tests/data/access_log"]
     command += ["--store", f"sqlite:///{tmp_path}/hours.db", "--checkpoint", str(tmp_path / "checkpoint")]

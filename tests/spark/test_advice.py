@@ -143,6 +143,7 @@ def test_the_old_checkpoint_put_back_goes_on(job):
     assert job.is_right()
 
 
+@pytest.mark.full
 def test_a_second_job_takes_a_state_of_another_name(job):
     job.put(2)
     job.run()
@@ -399,6 +400,7 @@ def test_the_last_batch_taken_back_is_counted_again_after_a_rewind(job):
     assert job.is_right()
 
 
+@pytest.mark.full
 @pytest.mark.redis
 def test_a_state_moves_to_another_store_by_a_replay(job, redis_url):
     job.put(3)
@@ -422,6 +424,7 @@ def test_a_field_that_is_added_begins_with_the_next_row_of_a_key(job):
     assert (found["all",]["largest"], found["u1",]["largest"]) == (3, None)
 
 
+@pytest.mark.full
 def test_another_aggregate_takes_another_name_and_a_replay(job):
     job.put(2)
     job.run()
@@ -435,6 +438,7 @@ def test_another_aggregate_takes_another_name_and_a_replay(job):
     }
 
 
+@pytest.mark.full
 def test_a_state_that_a_job_begins_late_counts_from_there_and_its_past_by_a_query_of_its_own(job):
     job.put(2)
     frame = job.visits.stream(job.spark)
@@ -489,6 +493,7 @@ def site(spark: SparkSession, visits: Visits, tmp_path: Path, request: Any) -> S
     return one
 
 
+@pytest.mark.full
 def test_the_last_batch_of_a_topology_is_taken_back_in_all_of_its_states(site):
     site.put(3)
     site.run()
@@ -500,6 +505,7 @@ def test_the_last_batch_of_a_topology_is_taken_back_in_all_of_its_states(site):
     assert site.is_right()
 
 
+@pytest.mark.full
 def test_states_of_a_topology_in_two_stores_are_reset_together_and_replayed(site):
     site.put(3)
     site.run()
@@ -563,6 +569,7 @@ def chain(spark: SparkSession, visits: Visits, tmp_path: Path) -> Chain:
     return Chain(spark, visits, tmp_path)
 
 
+@pytest.mark.full
 def test_states_that_follow_each_other_are_begun_anew_together(chain):
     chain.put(2)
     Job.state(chain).start(chain.checkpoint, trigger=AVAILABLE).awaitTermination(120)  # the second one comes later
@@ -574,6 +581,7 @@ def test_states_that_follow_each_other_are_begun_anew_together(chain):
     assert chain.is_right()
 
 
+@pytest.mark.full
 def test_states_that_follow_each_other_are_restored_from_one_moment(chain):
     chain.put(2)
     chain.run()
@@ -599,6 +607,7 @@ def test_a_state_that_follows_another_is_taken_back_with_it(chain, states):
     assert chain.is_right()
 
 
+@pytest.mark.full
 def test_a_state_that_follows_one_that_was_taken_back_is_taken_back_before_a_new_checkpoint(chain):
     chain.put(2)
     chain.run()
@@ -664,6 +673,7 @@ def test_a_record_that_mapstate_did_not_write_is_restored(job, damage):
     assert job.is_right()
 
 
+@pytest.mark.full
 def test_a_damaged_ledger_is_dropped_with_its_state_and_the_source_replayed(job):
     job.put(2)
     job.run()
@@ -726,6 +736,7 @@ def test_a_batch_counts_once_after_an_aggregator_was_repaired(job):
     assert job.is_right()
 
 
+@pytest.mark.full
 def test_a_sum_that_left_64_bits_is_cast_under_another_name_and_replayed(job):
     most = 2**63 - 1
     job.visits.put("0", [("all", most)])
@@ -783,6 +794,7 @@ def windows(spark: SparkSession, visits: Visits, tmp_path: Path) -> Windows:
     return one
 
 
+@pytest.mark.full
 def test_a_record_of_a_window_that_was_lost_comes_back_with_a_copy_and_a_rewind(windows):
     copy = windows.copy_of_the_store()
     windows.visits.put("3", [("u", 70)])
@@ -797,6 +809,7 @@ def test_a_record_of_a_window_that_was_lost_comes_back_with_a_copy_and_a_rewind(
     assert windows.is_right()
 
 
+@pytest.mark.full
 def test_windows_of_another_length_take_another_name_and_a_replay(windows):
     assert windows.is_right()
     windows.length = 30

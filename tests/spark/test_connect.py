@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import spark_fixtures
 import visits_job
+from cases import full
 from connect_server import ConnectServer, connect_server
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
@@ -26,14 +27,7 @@ from spark_fixtures import AVAILABLE, Visits, finish, run_job
 
 # These run here once more, with the session of this module; others in test_connect_once_more.py.
 from test_keys_beside_spark import (  # noqa: F401
-    test_an_expression_is_no_column_that_happens_to_have_its_name,
     test_what_cannot_be_kept_apart_is_refused_when_it_is_declared,
-)
-from test_replanned import (  # noqa: F401
-    test_all_states_of_a_topology_count_a_batch_anew_that_was_planned_anew,
-)
-from test_spark_stream import (  # noqa: F401
-    test_every_key_is_right_after_several_batches,
 )
 
 from mapstate import Count, Max, Sum, Topology, errors, newStream, opaque, open_reader
@@ -133,7 +127,7 @@ STEPS: dict[str, tuple[Any, dict[str, bool]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [1, pytest.param(len(STEPS), marks=pytest.mark.full)])
+@pytest.mark.parametrize("number", [full(1), full(len(STEPS))])
 def test_the_server_is_killed_at_a_step_and_replays_hold_other_rows(number, url, visits, tmp_path):
     """SIGKILL of JVM and workers, and of the client; another client starts the query on a new server."""
     steps = random.sample([*STEPS.items()], number)
@@ -160,22 +154,24 @@ def test_the_server_is_killed_at_a_step_and_replays_hold_other_rows(number, url,
             assert contents(url) == visits.truth(), name
 
 
-def test_the_worker_of_a_query_is_killed_and_the_query_starts_again_on_the_same_server(url, server, visits, tmp_path):
+def test_the_worker_of_a_query_is_killed_and_the_query_starts_again_on_the_same_server(
+    url, server, spark, visits, tmp_path
+):
     for batch, (name, (step, fields)) in enumerate(itertools.islice(STEPS.items(), 2)):
         visits.put(f"{batch}", rows_of(batch))
         folder = tmp_path / f"fault-{batch}"
         folder.mkdir()
         options = options_of(visits, url, server.url, folder=str(folder))
-        died = run_job(options | {"faults": [step(batch, **fields)]})
-        assert (folder / "kill").exists(), died.stderr
-        assert server.is_alive
+        dies = visits_job.started(spark, options | {"faults": [step(batch, **fields)]})
         if step is at_put:  # of a task: the batch begins anew in the same run
-            assert died.returncode == 0, died.stderr
+            finish(dies)
         else:
-            assert died.returncode != 0, name
+            with pytest.raises(StreamingQueryException):
+                dies.awaitTermination(120)
             visits.put(f"{batch}", [*rows_of(batch)[5:], (f"new{batch}", 7)])
-        finished = run_job(options)
-        assert finished.returncode == 0, finished.stderr
+        assert (folder / "kill").exists(), name
+        assert server.is_alive
+        finish(visits_job.started(spark, options))
         assert contents(url) == visits.truth(), name
 
 

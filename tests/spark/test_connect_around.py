@@ -29,7 +29,7 @@ from test_drpc import (  # noqa: F401
 )
 from test_following import (  # noqa: F401
     orders,
-    test_a_stream_has_the_state_at_first_and_then_what_each_commit_wrote,
+    test_a_stream_may_begin_with_what_comes,
 )
 from test_spark_offsets import (  # noqa: F401
     test_sources_that_are_read_twice_have_the_files_that_they_have_read,

@@ -327,7 +327,7 @@ def test_rows_of_no_request_are_an_error_and_no_silence(spark):
 
 
 @pytest.mark.slow
-def test_a_driver_that_is_killed_under_load_is_an_error_and_the_next_one_answers(tmp_path: Path):
+def test_a_driver_that_is_killed_under_load_is_an_error_and_the_next_one_answers(tmp_path: Path, rounds):
     (tmp_path / "input").mkdir()
     (tmp_path / "input" / "0.csv").write_text("a,1\na,1\nb,1\n")
     options = {"url": f"sqlite:///{tmp_path}/state.db", "input": str(tmp_path / "input"), "port": free_port()}
@@ -350,7 +350,7 @@ def test_a_driver_that_is_killed_under_load_is_an_error_and_the_next_one_answers
 
     with DRPCClient("127.0.0.1", options["port"]) as client, ThreadPoolExecutor(20) as pool:
         try:
-            for _ in range(2):
+            for kills in rounds((True, False), (True, True)):
                 with job(FIXTURES / "drpc_job.py", options, tmp_path / "log") as process:
                     wait_for(
                         lambda: process.poll() is not None or ask(client) == [{"args": "a", "visits": 2}],
@@ -359,6 +359,8 @@ def test_a_driver_that_is_killed_under_load_is_an_error_and_the_next_one_answers
                     )
                     assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
                     asked = asked or [pool.submit(load, client) for _ in range(20)]
+                    if not kills:
+                        break
                     before = len(found)
                     wait_for(lambda: len(found) > before + 100, "a hundred answers", 60)  # noqa: B023
                     os.killpg(process.pid, signal.SIGKILL)

@@ -10,6 +10,7 @@ import venv
 from pathlib import Path
 
 import pytest
+from cases import full
 from pyspark.errors import StreamingQueryException
 from spark_fixtures import contents, finish, run_job
 
@@ -52,6 +53,7 @@ def test_an_executor_without_the_package_is_one_error_before_the_store_is_opened
     assert not (tmp_path / "state.db").exists()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.local_cluster
 def test_an_executor_with_another_version_is_one_error_before_the_store_is_opened(visits, tmp_path):
@@ -140,7 +142,7 @@ def test_a_task_of_another_version_writes_nothing(spark, visits, tmp_path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("named", [False, pytest.param(True, marks=pytest.mark.full)])
+@pytest.mark.parametrize("named", [full(False), full(True)])
 def test_workers_of_a_local_master_are_of_the_drivers_python_unless_another_is_named(named, visits, tmp_path):
     """In a virtual environment that is not activated, as in an IDE or a cron job, python3 is another Python."""
     visits.put("0", ROWS)

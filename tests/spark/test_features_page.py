@@ -105,6 +105,7 @@ def test_rows_that_are_set_aside_are_counted_and_in_the_late_stream(spark):
     assert late[-1] == [1, 2, 4]
 
 
+@pytest.mark.full
 def test_each_change_at_a_restart_does_what_its_row_says(spark):
     job = Restarts(spark)
     job.batch(1000, 1030)

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F
 from spark_fixtures import run_job
-from visits_job import at_last
+from visits_job import at_last, started
 
 from mapstate import Count, Last, Max, Sum, TumblingDurationWindow, newStream, opaque, open_reader
 from mapstate.backends import resolve
@@ -300,7 +300,7 @@ def test_a_copy_is_right_whenever_the_driver_is_killed_and_replays_other_rows(
     options = {"url": url, "input": str(visits.input), "checkpoint": str(visits.checkpoint), "changes": 3}
     for at in range(4):
         visits.put(f"{at}", [(f"u{at}", at), ("all", 1)])
-    assert run_job(options).returncode == 0
+    assert started(spark, options).awaitTermination(240)
     copy = Copy(spark, url, tmp_path, state="visits")
     copy.catch_up()
     for at, step in enumerate(steps):
@@ -316,7 +316,7 @@ def test_a_copy_is_right_whenever_the_driver_is_killed_and_replays_other_rows(
         assert copy.there() == contents(url, "visits"), (steps, step)
         if step != "after the commit":
             visits.put(f"{batch}", [(f"instead-{at}", 2)])
-        assert run_job(options).returncode == 0, (steps, step)
+        assert started(spark, options).awaitTermination(240), (steps, step)
         copy.catch_up()
         assert copy.there() == contents(url, "visits"), (steps, step)
     assert contents(url, "visits") == {key[0]: tuple(value.values()) for key, value in visits.truth().items()}

@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cases import full
 
 from fuzz.generate import INGREDIENTS, random_job
 from fuzz.habits import Habit, State
@@ -71,7 +72,7 @@ def _changed(*windows: tuple[int, int]) -> Start:
 
 @pytest.mark.parametrize(
     ("windows", "is_refused"),
-    [(((6, 2), (40, 20), (38, 2)), True), (((6, 2), (40, 20), (0, 0)), True), (((40, 20),), False)],
+    [(((6, 2), (40, 20), (38, 2)), True), full(((6, 2), (40, 20), (0, 0)), True), full(((40, 20),), False)],
     ids=["a window more", "a lifetime more", "a window less"],
 )
 def test_windows_that_a_restart_changes_are_right_or_refused_before_advice_helps(spark, windows, is_refused):
@@ -87,7 +88,7 @@ def test_rows_that_are_set_aside_are_in_no_window():
     assert value == {"rows_10_seconds": 2, "total_10_seconds": 2, "rows_lifetime": 3, "total_lifetime": 3}
 
 
-@pytest.mark.parametrize("column", ["t", "moment"])
+@pytest.mark.parametrize("column", [full("t"), "moment"])
 def test_windows_that_hold_other_rows_are_found(spark, monkeypatch, column):
     """As of a time, with a watermark, and in the windows of all keys."""
     state = replace(_ROLLING, rolling=replace(_ROLLING.rolling, time=column))

@@ -221,6 +221,7 @@ def test_decimals_of_any_length_are_taken_back_exactly(digits, spark, tmp_path):
     }
 
 
+@pytest.mark.full
 def test_the_greatest_of_what_only_grows_is_exact_in_a_second_state(url, spark, visits):
     """The most visits of any user of a country: no old value is ever greater than the new one in its place."""
 

@@ -313,6 +313,7 @@ def check_chain(urls: list[str], visits: Visits) -> None:
     assert contents(urls[2], "third") == {(many,): {"numbers": found} for many, found in numbers.items()}
 
 
+@pytest.mark.full
 def test_states_that_follow_new_values_go_with_the_state_that_they_follow(spark, visits, tmp_path):
     urls = [f"sqlite:///{tmp_path}/{at}.db" for at in range(3)]
     days = Days(spark, visits, chain(urls))

@@ -475,6 +475,7 @@ def test_a_batch_of_rolling_windows_that_is_planned_anew_counts_once(spark, url,
     assert [one.batch_id for one in days.finished] == [0, 1, 2, 2]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("url", [FULL[1], REDIS], indirect=True)
 def test_rolling_windows_that_are_two_batches_ahead_of_a_checkpoint_refuse_it(spark, url, tmp_path):
     days = Days(spark, url, tmp_path)

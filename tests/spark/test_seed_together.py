@@ -286,6 +286,7 @@ def test_a_state_that_a_job_left_out_for_a_while_does_not_end_with_another_readi
     assert found["users"] - seen["users"] == found["total"] > 0
 
 
+@pytest.mark.full
 def test_a_state_that_a_job_left_out_while_batch_0_ended_is_refused_with_what_to_do(spark, clicks, tmp_path):
     urls = of(tmp_path, "two")
     dies(spark, clicks, urls, (1, "swap", 5, False))
@@ -302,6 +303,7 @@ def test_a_state_that_a_job_left_out_while_batch_0_ended_is_refused_with_what_to
     assert found["users"] - rows == found["total"] > 0
 
 
+@pytest.mark.full
 def test_a_dry_run_says_how_much_each_state_is(spark, clicks, tmp_path):
     url = f"sqlite:///{tmp_path}/state.db"
     found = site(spark, clicks, url)["users"].seed(clicks.checkpoint, dry_run=True)

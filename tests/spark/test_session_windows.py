@@ -9,6 +9,7 @@ import sqlite3
 from typing import Any
 
 import pytest
+from cases import full
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from sessions_oracle import Oracle, Session
@@ -288,8 +289,8 @@ def counted_here(spark, folder, config, lag):
 @pytest.mark.parametrize(
     ("window", "config", "late_here", "more"),
     [
-        (lambda: F.window("at", "30 seconds"), TumblingDurationWindow.of("30 seconds"), {1, 31}, 0),
-        (
+        full(lambda: F.window("at", "30 seconds"), TumblingDurationWindow.of("30 seconds"), {1, 31}, 0),
+        full(
             lambda: F.window("at", "30 seconds", "10 seconds"),
             SlidingDurationWindow.of("30 seconds", "10 seconds"),
             {1, 31, 61, 79},

@@ -106,6 +106,7 @@ def test_a_stream_that_restarts_gets_the_whole_new_version_and_the_keys_that_it_
         follow(spark, url, tmp_path / "two", onSwap="other")
 
 
+@pytest.mark.full
 @pytest.mark.redis
 def test_a_stream_cannot_restart_where_the_version_before_is_gone(spark, url, tmp_path):
     assert follow(spark, url, tmp_path / "one", onSwap="restart") == {"ann": 1}

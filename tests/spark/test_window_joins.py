@@ -200,6 +200,7 @@ def dies_at(number: int) -> Any:
     return dying
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("store", ["sqlite", pytest.param("redis", marks=[pytest.mark.redis, pytest.mark.full])])
 def test_a_join_of_windows_gives_what_sparks_own_join_gives(spark, request, tmp_path, store):
     """Inner and left, on the same files; each query fails twice and dies once between the two commits."""

@@ -127,9 +127,9 @@ def dies(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_windows_are_those_of_brute_force(spark, url, monkeypatch):
+def test_windows_are_those_of_brute_force(spark, url, monkeypatch, rounds):
     """Attempts fail in front of their commit, behind it and downstream; replays hold other rows; rows are late."""
-    for case in CASES if url.startswith("memory") else CASES[:2]:
+    for case in CASES if url.startswith("memory") else CASES[: rounds(1, 2)]:
         _held_against_brute_force(spark, url, monkeypatch, *case)
 
 
