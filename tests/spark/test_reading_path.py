@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from spark_fixtures import ONE_STORE_OF_BYTES
+from spark_fixtures import STORES_OF_BYTES
 
 import mapstate
 
@@ -71,7 +71,7 @@ def paths(spark, tracer, traced, each_url):
     return store, traced[store]
 
 
-@pytest.mark.parametrize("each_url", ONE_STORE_OF_BYTES, indirect=True)
+@pytest.mark.parametrize("each_url", STORES_OF_BYTES, indirect=True)
 def test_no_way_gets_longer(paths):
     store, ways = paths
     assert ways.keys() == MOST[store].keys()
@@ -82,7 +82,7 @@ def test_no_way_gets_longer(paths):
         assert sum(file.entries for file in path) <= entries, (way, [(file.entries, file.name) for file in path])
 
 
-@pytest.mark.parametrize("each_url", ONE_STORE_OF_BYTES, indirect=True)
+@pytest.mark.parametrize("each_url", STORES_OF_BYTES, indirect=True)
 def test_the_tracer_sees_the_driver_and_its_tasks_in_order_and_no_imports(paths):
     _, ways = paths
     first, second = ways["first batch"], ways["second batch"]
