@@ -579,7 +579,6 @@ def test_a_whole_batch_of_which_a_killed_driver_committed_a_part_is_counted_anew
     assert finished[0].txid > txid
 
 
-@pytest.mark.full
 def test_a_part_that_had_no_row_for_one_of_two_states_is_counted_anew_in_both(url, spark, given):
     def job() -> Any:
         topology = Topology("site")
@@ -622,7 +621,6 @@ THE_DRIVER_DIES = pytest.mark.parametrize("way", [a_part_and_dies, pytest.param(
 IN_PARTS = pytest.mark.parametrize("way", [pytest.param(a_part_and_dies, marks=pytest.mark.full), parts_from])
 
 
-@pytest.mark.full
 @THE_DRIVER_DIES
 def test_windows_that_have_fired_are_not_taken_back_but_named(url, spark, given, way):
     """What was final stays so."""
@@ -657,7 +655,6 @@ def test_windows_of_which_none_has_fired_are_taken_back(url, spark, given, way):
     assert found == given.truth()
 
 
-@pytest.mark.full
 @IN_PARTS
 def test_a_part_is_marked_where_a_state_after_the_commit_cannot_go_back(url, spark, given, way):
     def job(**options: Any) -> Any:
@@ -699,7 +696,6 @@ class Users(StateUpdater):
             collector.emit(user)
 
 
-@pytest.mark.full
 @THE_DRIVER_DIES
 def test_a_part_is_marked_where_a_state_of_the_users_own_had_it_too(url, spark, given, way):
     def job() -> Any:
@@ -717,7 +713,6 @@ def test_a_part_is_marked_where_a_state_of_the_users_own_had_it_too(url, spark, 
     assert contents(url, "second") == {("a",): {"batches": 1}}
 
 
-@pytest.mark.full
 def test_a_part_is_marked_where_all_states_are_behind_one_of_the_users_own(url, spark, given):
     def job(**options: Any) -> Any:
         topology = Topology("site")
@@ -734,7 +729,6 @@ def test_a_part_is_marked_where_all_states_are_behind_one_of_the_users_own(url, 
     run(spark, given, job(on_gap="accept"))
 
 
-@pytest.mark.full
 def test_a_part_is_marked_where_a_vacuum_has_begun_in_a_state_that_follows(url, spark, given):
     def job(**options: Any) -> Any:
         first = counts_of(spark, given, opaque(url, **options))

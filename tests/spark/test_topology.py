@@ -137,9 +137,8 @@ def test_a_driver_that_failed_between_two_stores_is_followed_by_one_that_reconci
     assert contents(second, "by_size") == sizes(visits)
 
 
-@pytest.mark.full
 @pytest.mark.timeout(900)  # two jobs, each with a JVM of its own
-@pytest.mark.parametrize("stores", [1, 2])
+@pytest.mark.parametrize("stores", [full(1), 2])
 def test_a_driver_killed_at_any_write_of_a_ledger_leaves_states_that_agree(spark, visits, tmp_path, stores):
     urls = [f"sqlite:///{tmp_path}/{at}.db" for at in range(stores)]
     visits.put("a", [("u1", 1), ("u2", 2)])
