@@ -215,12 +215,14 @@ def test_a_job_without_the_initial_rows_of_the_seed_is_refused(url):
 
 def test_nobody_else_counts_on_a_seed_that_is_not_complete(url):
     seed = Seed(url)
+    with pytest.raises(MissingBatchesError, match="has still to get batch 0"):
+        begin(seed.record, seed.record.session, 3, plan=LATER)
     seed.staged()
     seed.bucket()
     ledger = seed.record
     with pytest.raises(SeedingError, match="1 of 2 buckets"):
         begin(ledger, ledger.session, 0, plan=PLAN)
-    with pytest.raises(MissingBatchesError):
+    with pytest.raises(MissingBatchesError, match="has still to get batch 0"):
         begin(ledger, ledger.session, 3, plan=LATER)
     for policy in ("refuse", "adopt", "adopt_unchecked"):
         with pytest.raises(StateOwnershipError, match="seeded by streaming query q: 1 of 2 buckets"):

@@ -47,7 +47,7 @@ def stale_batch(ledger: LedgerRecord, batch_id: int, due: int) -> StaleBatchErro
 def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bool = True) -> MissingBatchesError:
     """The error of a batch that comes before the one that is ``due``."""
     way_out = " on_gap='accept' goes on without them." if accept else ""
-    if ledger.next_txid == ledger.first_txid:
+    if ledger.next_txid == ledger.first_txid and ledger.seed is None:
         return MissingBatchesError(
             f"Spark brings batch {batch_id}, not {due}, but there is no state {ledger.state!r} here yet. Nothing was "
             "written. If the store was emptied: restore a copy and run mapstate rewind, or take a new checkpoint. If "
