@@ -259,7 +259,7 @@ ADVICE: dict[str, str] = {
     "cluster#an-executor-lacks-the-package": """
         cluster/test_cluster.py::test_a_way_brings_the_packages_to_the_executors""",
     "connect#how-a-query-is-started": """
-        spark/test_connect.py::test_every_key_is_right_after_several_batches""",
+        spark/test_connect_once_more.py::test_every_key_is_right_after_several_batches""",
     "guarantees#rows-are-increments": """
         spark/test_output_modes.py::test_an_aggregation_with_a_watermark_is_added_up_in_append_mode""",
 }
