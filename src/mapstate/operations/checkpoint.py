@@ -41,8 +41,8 @@ def rewind(backend_or_url: Backend | str, state: str, checkpoint: str | Path, *,
     Args:
         backend_or_url: The store of the state.
         state: The state's name.
-        checkpoint: A directory, as Spark is given it: ``s3a://bucket/checkpoint``. See `folder_of` for other file
-            systems than this machine's, which pyarrow or fsspec reach.
+        checkpoint: A directory, as Spark is given it: ``s3a://bucket/checkpoint``. What is not of this machine is
+            reached by pyarrow or fsspec, see docs/operating.md#a-checkpoint-in-an-object-store.
         dry_run: Only return what would be moved.
 
     Not guaranteed: states of Spark's own operators in front of foreachBatch go back only as far as Spark keeps their
