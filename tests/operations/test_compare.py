@@ -298,17 +298,19 @@ def test_planted_differences_are_found_under_load_and_nothing_else(url, keys, tm
         job.batch_to(0, **values)
     ended, failed = threading.Event(), list[BaseException]()
 
+    def goes_on(which: int, end: int) -> None:
+        changed = {}
+        for key in log[reached[which] : end]:
+            true[which][key] += 1
+            changed[key] = true[which][key]
+        jobs[which].batch_to(end, **changed)
+        reached[which] = end
+
     def run(which: int) -> None:
         own = random.Random(which)
         try:
-            while not ended.is_set() or reached[0] != reached[1]:
-                end = max(reached) if ended.is_set() else min(reached[which] + own.randrange(4), len(log))
-                changed = {}
-                for key in log[reached[which] : end]:
-                    true[which][key] += 1
-                    changed[key] = true[which][key]
-                jobs[which].batch_to(end, **changed)
-                reached[which] = end
+            while not ended.is_set():
+                goes_on(which, min(reached[which] + own.randrange(4), len(log)))
                 time.sleep(own.random() * 0.01)
         except BaseException as error:
             failed.append(error)
@@ -341,6 +343,8 @@ def test_planted_differences_are_found_under_load_and_nothing_else(url, keys, tm
     assert done.equal + done.different + done.in_motion == keys
     assert (done.only_in_first, done.only_in_second) == (0, 0)
     assert len(found) == done.different
+    for which in (0, 1):
+        goes_on(which, max(reached))
     last = compare(url, "v", "v.2")  # both are at one end now
     assert numbers(last) == (keys - 100, 100, 0, 0, 0)
     assert done.in_motion >= 100 - done.different
