@@ -182,7 +182,7 @@ def test_what_is_no_checkpoint_of_the_state_is_refused_there_too(s3, url, tmp_pa
     refused("redis://:s3cret@host/0", UsageError, "password in it, and is not shown")
     refused("redis:/:s3cret@host/0", UsageError, "no file system redis://")
     refused("hive://host/c", UsageError, "no file system hive://.*Install fsspec")
-    refused("s3cret:x@host/0", UsageError, "looks like a URL, and is not shown")
+    refused("s3cret:x@host/0", UsageError, "URL, which is not shown")
 
 
 def test_a_server_that_does_not_answer_is_said_with_nothing_changed(s3, url, monkeypatch):
@@ -226,6 +226,12 @@ def test_fsspec_reaches_what_pyarrow_does_not_know(url, tmp_path):
     assert not files(local) & files(Path(done.to.removeprefix("local://")))
     assert rewind(url, "s", f"local://{local}") == (3, (), None)
     assert folder_of(f"local://{tmp_path}/nothing").listed() == {}
+
+
+def test_a_directory_that_is_named_like_a_url_may_be_new(tmp_path):
+    """A first start of a program that clears what is left, and a quarantine in which nothing is kept yet."""
+    assert clear_first_offsets(f"{tmp_path}/9:00@home/checkpoint") == []
+    assert folder_of(f"{tmp_path}/9:00@home/kept").listed() == {}
 
 
 def test_without_pyarrow_it_is_named(url, monkeypatch):

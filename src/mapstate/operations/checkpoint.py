@@ -14,9 +14,10 @@ from typing import NamedTuple
 from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.errors import CheckpointError, MissingBatchesError, StaleBatchError, StateOwnershipError, UsageError
-from mapstate.operations.folders import Folder, folder_of, local_path
+from mapstate.operations.folders import Folder, folder_of, has_scheme, local_path
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import read_ledger
+from mapstate.urls import quoted
 
 
 class Rewound(NamedTuple):
@@ -139,7 +140,8 @@ def _rewound(ledger: LedgerRecord, folder: Folder, *, dry_run: bool) -> Rewound:
 def _checkpoint_at(place: str | Path) -> Folder:
     folder = folder_of(place)
     if folder.listed().get("metadata") is not False:
-        raise UsageError(f"{str(folder)!r} is no checkpoint of a streaming query: it has no file 'metadata'.")
+        shown = repr(str(folder)) if has_scheme(str(place)) else quoted(str(folder))
+        raise UsageError(f"{shown} is no checkpoint of a streaming query: it has no file 'metadata'.")
     return folder
 
 

@@ -11,7 +11,6 @@ from typing import Any, Protocol, cast
 from urllib.parse import quote
 
 from mapstate.errors import CheckpointError, UsageError, missing_driver
-from mapstate.urls import LIKE_A_URL
 
 _PLACE = re.compile("([A-Za-z][A-Za-z0-9+.-]*):(?://([^/]*))?(/.*)", re.DOTALL)
 """Scheme, authority and path."""
@@ -52,8 +51,6 @@ def folder_of(place: str | Path) -> Folder:
     path = local_path(place)
     if path is None:
         return _OtherFolder(str(place))
-    if LIKE_A_URL.search(str(path)) and not path.exists():
-        raise UsageError("a directory was expected; what was given looks like a URL, and is not shown")
     return _LocalFolder(path.resolve())
 
 
