@@ -176,7 +176,6 @@ def test_python_blocks_run(page: Path, spark: Any, tmp_path: Path, capsys: Any, 
     at_last(run)  # a page that follows a state starts Spark's workers
 
 
-@pytest.mark.full
 @pytest.mark.slow
 def test_the_quickstart_runs_as_pasted_into_python():
     (quickstart,) = blocks(ROOT / "README.md")
