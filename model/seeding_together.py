@@ -2,7 +2,7 @@
 
 Drivers and lost checkpoints are those of `model.seeding`; a transform may give other rows each time that it reads. A
 job may leave a state out for a while, and seed the other one alone. What matters is which of the two can be read, and
-that a job that has both goes on only if both have the rows of one reading.
+that a job that has both goes on only if both have the rows of one reading, also with the batches after the seed.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+import msgspec
+
 from mapstate.errors import LedgerError, UsageError
 from mapstate.protocol import joint, seeding
-from mapstate.protocol.ledger_record import BatchPlan, Commit, LedgerRecord, OpenRequest
+from mapstate.protocol.ledger_record import Attempt, BatchPlan, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.opening import open_ledger
-from mapstate.protocol.transitions import begin, check_session
+from mapstate.protocol.transitions import begin, check_session, commit
 from mapstate.schema import Field, KeyField
 from model.seeding import Wrong
 
@@ -32,6 +34,8 @@ MUTANTS = {
     "takes_apart": "a seed of one store is begun anew before an older driver has lost the other store",
     "other_reading": "a state of which all is loaded ends beside one that has ended, whatever their readings are",
     "ends_counted": "where both have ended, whatever jobs did it, nothing more is asked",
+    "goes_on": "a batch after the seed does not ask of which reading the seeds were",
+    "asks_the_next": "only the batch after the seed asks that, and the one after it",
 }
 
 
@@ -214,7 +218,39 @@ class World:
     # ---- a world
 
     def go(self) -> None:
-        """Some steps of drivers that die; then one that lives; and at each moment a reader."""
+        """Some steps of drivers that die; then one that lives; and at each moment a reader. Then batches."""
+        self.to_the_end()
+        jobs = [STATES, STATES[:1], STATES[1:]] if self.drops else [STATES]
+        for _ in range(4):
+            if all(ledger is not None and ledger.seed is None for ledger in self.ledgers):
+                self.batch(self.rng.choice(jobs))
+
+    def batch(self, states: Sequence[int]) -> None:
+        """An empty batch of a job that has these states, as far as Spark may have come with one of them."""
+        session, number = self.name(), self.rng.choice([self.held(at).owners["q"] for at in states])
+        try:
+            opened = [open_ledger(self.ledgers[at], self.request(at, session)) for at in states]
+            known = joint.reconcile([self.as_asked(one) for one in opened], number) if len(states) > 1 else opened
+            after = [begin(one, session, number) for one in known]
+        except (LedgerError, UsageError):
+            return
+        if not self.is_one_reading(states):
+            raise Wrong(f"batch {number} was begun in states {states}, of more than one reading: {self.readings}")
+        for at, (ledger, attempt) in zip(states, after, strict=True):
+            if isinstance(attempt, Attempt):
+                done = Commit(batch_id=number, txid=attempt.txid, owner="q", keys_delta=0)
+                self.ledgers[at] = commit(ledger, session, done)
+
+    def as_asked(self, ledger: LedgerRecord) -> LedgerRecord:
+        """The ledger without the readings for which a mutant does not ask."""
+        last, before = ledger.last_commit, ledger.previous
+        is_asked = last is not None and (last.seeded or (before is not None and before.seeded))
+        if last is None or self.mutant not in ("goes_on", "asks_the_next") or (is_asked and self.mutant != "goes_on"):
+            return ledger
+        return msgspec.structs.replace(ledger, last_commit=msgspec.structs.replace(last, reading=None))
+
+    def to_the_end(self) -> None:
+        """The seed, to its end or to a refusal."""
         running: list[Iterator[None]] = []
         for _ in range(self.rng.randint(5, 90)):
             self.event(running)

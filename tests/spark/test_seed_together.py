@@ -165,6 +165,14 @@ def visible(urls: Sequence[str]) -> dict[str, int]:
     return found
 
 
+def ledgers(urls: Sequence[str]) -> list[Any]:
+    found = []
+    for url, name in zip(urls, ("users", "total"), strict=True):
+        with open_reader(url, name) as reader:
+            found.append(reader.ledger())
+    return found
+
+
 DEATHS: dict[str, list[tuple[int, str, int, bool]]] = {
     "one": [  # of which state the call is, the call, its number in this driver, and whether it had been done
         *((0, "swap_all", 1, after) for after in (False, True)),  # both are taken
@@ -278,8 +286,12 @@ def test_a_state_that_a_job_left_out_for_a_while_does_not_end_with_another_readi
     assert alone(spark, clicks, urls[0], "users").seed(clicks.checkpoint).rows == seen["users"]
     with pytest.raises(errors.UsageError, match="another reading"):  # also where Spark counts batch 0
         both.seed(clicks.checkpoint)
-    drop(urls[1], "total")
     clicks.put([Row(2_001, "x", 1)] * 200)
+    before = ledgers(urls)
+    with pytest.raises(StreamingQueryException, match="'users' counts its seed already.*'total'.*another reading"):
+        both.start(clicks.checkpoint, trigger=AVAILABLE).awaitTermination()  # batch 1
+    assert ledgers(urls) == before
+    drop(urls[1], "total")
     again = plain(spark, clicks, *urls, on_gap="accept")
     again["users"].start(clicks.checkpoint, trigger=AVAILABLE).awaitTermination()
     found = visible(urls)

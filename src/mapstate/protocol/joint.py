@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from mapstate.errors import RollbackError
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
+from mapstate.protocol.seed_refusals import of_another_reading
 from mapstate.protocol.ways_back import rollback
 
 _NEVER = 1 << 63  # above all batch ids
@@ -16,6 +17,8 @@ _NEVER = 1 << 63  # above all batch ids
 
 def reconcile(ledgers: Sequence[LedgerRecord], batch_id: int) -> list[LedgerRecord]:
     """Roll back those ledgers of a topology that are one batch ahead of the others. Call it before `begin`.
+
+    States of two readings of the history differ for ever, whatever batches follow. One that began later has none.
 
     A ledger is ahead if a driver died between its commit and that of another store, or an operator rolled the others
     back. The caller has opened all ledgers, so no other driver commits meanwhile. Larger differences are for `begin`.
@@ -25,8 +28,16 @@ def reconcile(ledgers: Sequence[LedgerRecord], batch_id: int) -> list[LedgerReco
 
     Raises:
         RollbackError: A ledger that is ahead cannot be rolled back.
+        UsageError: Two ledgers count batch 0 of a query by two readings of its rows.
 
     """
+    readings: dict[str, tuple[str, str | None]] = {}
+    for ledger in ledgers:
+        last = ledger.last_commit
+        if last is not None and (last.reading is not None or last.batch_id == 0):
+            first, reading = readings.setdefault(last.owner, (ledger.state, last.reading))
+            if reading != last.reading:
+                raise of_another_reading(first, ledger.state)
     return [_rolled_back(ledger, ledgers) if _is_ahead(ledger, ledgers, batch_id) else ledger for ledger in ledgers]
 
 

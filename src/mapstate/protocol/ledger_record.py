@@ -100,7 +100,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     ``windows``           of a state with windows
     ``is_part``           the function gave the batch in parts, and what counts is the first one. In the JSON only if so
     ``seeded``            a seed that has ended: batch 0, loaded part by part. In the JSON only if so
-    ``reading``           of a seed: which reading of the history it counts. In the JSON only if there is one
+    ``reading``           which reading of the history the owner's batch 0 counts. In the JSON only if it was a seed
     ``forgotten``         of a seed: rows of forgotten keys that were left out. In the JSON only if there are any
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mapstate.errors import SeedingError, StateOwnershipError
+from mapstate.errors import SeedingError, StateOwnershipError, UsageError
 from mapstate.protocol.ledger_record import LedgerRecord
 
 
@@ -49,4 +49,19 @@ def without_list(ledger: LedgerRecord) -> SeedingError:
         "call names no version, so that they would come back. Nothing was written. Call seed with the same version_of; "
         "or begin anew with a new checkpoint and on_new_owner='reset'. See docs/life.md#seed",
         state=ledger.state,
+    )
+
+
+def of_another_reading(
+    first: str,
+    other: str,
+    why: str = "is of another reading of the history: for a while the job had only one of them.",
+) -> UsageError:
+    """The error of a state that does not fit one of the same topology whose seed has ended."""
+    return UsageError(
+        f"state {first!r} counts its seed already, and state {other!r}, of the same topology, {why} "
+        "Nothing was written. Seed with the job and the checkpoint of before; then remove the other state, "
+        "mapstate drop, and add it, once with on_gap='accept'. Or seed all of them, with a new checkpoint and "
+        "on_new_owner='reset'. See docs/life.md#seed",
+        state=other,
     )

@@ -26,7 +26,7 @@ from mapstate.protocol.ledger_record import (
     LedgerRecord,
     format_of,
 )
-from mapstate.protocol.seed_refusals import without_history, without_list
+from mapstate.protocol.seed_refusals import of_another_reading, without_history, without_list
 from mapstate.protocol.seeds import SeedRecord
 from mapstate.protocol.transitions import check_in_flight, check_session, dead_up_to
 from mapstate.protocol.ways_back import counts
@@ -78,16 +78,10 @@ def check_together(ledgers: Sequence[LedgerRecord]) -> None:
         seed, reading = ledger.seed, _reading(ledger)
         if ledger is first or (reading is not None and reading == _reading(first)):
             continue
-        why = "has another one to begin: is it new, is the job or its list changed, or was batch 0 planned anew?"
         if seed is None or seed.is_loaded:
-            why = "is of another reading of the history: for a while the job had only one of them."
-        raise UsageError(
-            f"state {first.state!r} counts its seed already, and state {ledger.state!r}, of the same topology, {why} "
-            "Nothing was written. Seed with the job and the checkpoint of before; then remove the other state, "
-            "mapstate drop, and add it, once with on_gap='accept'. Or seed all of them, with a new checkpoint and "
-            "on_new_owner='reset'. See docs/life.md#seed",
-            state=ledger.state,
-        )
+            raise of_another_reading(first.state, ledger.state)
+        why = "has another one to begin: is it new, is the job or its list changed, or was batch 0 planned anew?"
+        raise of_another_reading(first.state, ledger.state, why)
 
 
 def _reading(ledger: LedgerRecord) -> str | None:

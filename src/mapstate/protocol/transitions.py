@@ -157,7 +157,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange |
     attempt = check_in_flight(ledger, done.txid)
     if attempt.batch_id != done.batch_id:
         raise other_batch(attempt, done)
-    held = ledger.keys_held()
+    held, own = ledger.keys_held(), last_own(ledger)
     held = None if held is None or done.keys_delta is None else held + done.keys_delta
     windows = ledger.windows
     if done.windows is None and (windows is not None or ledger.rolling is not None):  # it counts as an empty batch
@@ -166,7 +166,9 @@ def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange |
         windows = windows.committed(panes or PaneChange())
     return msgspec.structs.replace(
         ledger,
-        last_commit=msgspec.structs.replace(done, plan=attempt.plan, keys_held=held, last_txid_before=ledger.last_txid),
+        last_commit=msgspec.structs.replace(
+            done, plan=attempt.plan, keys_held=held, last_txid_before=ledger.last_txid, reading=own and own.reading
+        ),
         previous=ledger.last_commit,
         in_flight=None,
         owners=ledger.owners | {ledger.owner: done.batch_id + 1},

@@ -21,7 +21,6 @@ from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord
 from mapstate.protocol.ledgers import Ledgers
-from mapstate.protocol.seeding import check_together
 from mapstate.protocol.ways_back import can_all_roll_back
 from mapstate.spark.driver.frames import Frames, through
 from mapstate.spark.driver.job import Branch, Downstream, Follower, StreamPlan
@@ -85,8 +84,7 @@ class Repeat:
         return [state_done.commit for state_done in self.done]
 
     def was_seeded(self) -> bool:
-        """Whether the batch is the seed of a state. Raises UsageError for states of two readings of the history."""
-        check_together(self.ledgers.records)
+        """Whether the batch is the seed of the states."""
         return any(commit is not None and commit.seeded for commit in self.commits)
 
     def check_by_hand(self) -> None:
