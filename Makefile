@@ -7,7 +7,7 @@ ARGS :=
 WORKERS := auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv wheel demo check test test-containers matrix kafka cluster-test newcomer chaos model fuzz bench docs lint clean
+.PHONY: help venv wheel demo check test test-containers matrix kafka cluster-test newcomer chaos images model fuzz bench docs lint clean
 
 help:
 	@echo "make demo     shows what mapstate does"
@@ -21,6 +21,7 @@ help:
 	@echo "make model    explores the protocol's model; takes half an hour or so"
 	@echo "make fuzz     random small jobs on real Spark, each held against plain Python; ARGS='--jobs 200 --seed 1'"
 	@echo "make chaos    kills drivers, workers and servers, again and again, and runs what make test leaves out; takes hours"
+	@echo "make images   builds the images of docs/running.md and runs them; needs a Docker"
 	@echo "make bench    the benchmarks; ARGS goes to bench/run.py"
 	@echo "make newcomer runs tests/newcomer.md from a fresh clone and from the wheel"
 	@echo "make wheel    builds dist/mapstate-*.whl, which pip installs"
@@ -122,6 +123,9 @@ fuzz: $(STAMP)
 chaos: $(STAMP)
 	scripts/run python -m pytest tests/chaos tests/spark --ignore tests/spark/test_kafka.py --chaos full $(ARGS)
 	scripts/run python -m pytest tests --ignore tests/chaos --ignore tests/spark --chaos full -m 'full or spark' $(ARGS)
+
+images: $(STAMP)
+	scripts/run python -m pytest tests/operations/test_images.py --chaos full $(ARGS)
 
 bench: $(STAMP)
 	scripts/run python bench/run.py $(ARGS)

@@ -255,6 +255,9 @@ ADVICE: dict[str, str] = {
         spark/test_running.py::test_a_second_driver_of_the_name_is_refused_and_one_that_is_silent_is_taken_over
         spark/test_running.py::test_a_store_that_was_emptied_ends_the_run
         chaos/test_control_kills.py::test_a_command_is_obeyed_whenever_the_driver_dies""",
+    "running#images": """
+        operations/test_images.py::test_the_image_calls_the_service_as_it_is
+        operations/test_images.py::test_a_job_in_its_image_counts_what_the_service_and_the_commands_read""",
     # other pages at which errors point
     "cluster#an-executor-lacks-the-package": """
         cluster/test_cluster.py::test_a_way_brings_the_packages_to_the_executors""",
