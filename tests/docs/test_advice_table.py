@@ -255,6 +255,11 @@ ADVICE: dict[str, str] = {
         spark/test_running.py::test_a_second_driver_of_the_name_is_refused_and_one_that_is_silent_is_taken_over
         spark/test_running.py::test_a_store_that_was_emptied_ends_the_run
         chaos/test_control_kills.py::test_a_command_is_obeyed_whenever_the_driver_dies""",
+    "operating#a-login-of-a-cloud": """
+        backends/test_redis_clouds.py::test_aws_takes_a_signed_token_for_each_connection
+        backends/test_redis_clouds.py::test_aws_without_an_identity_a_region_or_a_user_is_refused
+        backends/test_redis_clouds.py::test_a_token_serves_until_it_expires
+        backends/test_redis_clouds.py::test_a_token_that_expires_is_renewed_for_the_next_connection""",
     "running#images": """
         operations/test_images.py::test_the_image_calls_the_service_as_it_is
         operations/test_images.py::test_a_job_in_its_image_counts_what_the_service_and_the_commands_read""",

@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from redis.credentials import CredentialProvider
 
 from mapstate.backends.redis.problems import SECRETS
-from mapstate.errors import ConfigurationError
+from mapstate.errors import ConfigurationError, MissingDriverError
 from mapstate.urls import password_of
 
 
@@ -110,6 +110,8 @@ def _provider_of(credentials: str, _pid: int) -> CredentialProvider:
     module, _, factory = credentials.partition(":")
     try:
         provider = getattr(import_module(module), factory)()
+    except (ConfigurationError, MissingDriverError):
+        raise
     except Exception as error:  # noqa: BLE001  whatever a factory raises
         raise ConfigurationError(_unknown_login(credentials, error)) from None
     if not isinstance(provider, CredentialProvider):
