@@ -152,12 +152,14 @@ def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange |
     changes nothing. Raises FencedError, and UsageError for another batch than the attempt's.
     """
     check_session(ledger, session)
-    if ledger.last_commit is not None and ledger.last_commit.txid == done.txid:
+    last = ledger.last_commit
+    if last is not None and last.txid == done.txid:
         return ledger
     attempt = check_in_flight(ledger, done.txid)
     if attempt.batch_id != done.batch_id:
         raise other_batch(attempt, done)
-    held, own = ledger.keys_held(), last_own(ledger)
+    held = ledger.keys_held()
+    reading = last.reading if last is not None and last.owner == ledger.owner else None
     held = None if held is None or done.keys_delta is None else held + done.keys_delta
     windows = ledger.windows
     if done.windows is None and (windows is not None or ledger.rolling is not None):  # it counts as an empty batch
@@ -167,7 +169,7 @@ def commit(ledger: LedgerRecord, session: str, done: Commit, panes: PaneChange |
     return msgspec.structs.replace(
         ledger,
         last_commit=msgspec.structs.replace(
-            done, plan=attempt.plan, keys_held=held, last_txid_before=ledger.last_txid, reading=own and own.reading
+            done, plan=attempt.plan, keys_held=held, last_txid_before=ledger.last_txid, reading=reading
         ),
         previous=ledger.last_commit,
         in_flight=None,
