@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -20,6 +21,7 @@ from mapstate.capabilities import FencedWrites
 from mapstate.errors import (
     FencedError,
     StaleBatchError,
+    UsageError,
     WindowGoneError,
 )
 from mapstate.keys import KeyCodec, is_index_key
@@ -27,15 +29,19 @@ from mapstate.maps.opaque import OpaqueMap
 from mapstate.maps.pane_index import PaneIndex, PanePages, index_codec, pane_of, slices
 from mapstate.maps.serialized import SerializedMap, writer_of
 from mapstate.protocol import transitions
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.ledgers import Ledgers, change_all
+from mapstate.protocol.seeding import first_pane
 from mapstate.protocol.sessions import FIRST, LAST, last_panes, pane_to_settle
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import (
+    NEVER,
     Input,
     PaneChange,
     Panes,
     WindowCommit,
+    WindowsRecord,
     fired_panes,
     watermark,
 )
@@ -54,7 +60,7 @@ from model.world import ViolationError
 if TYPE_CHECKING:
     from model.windows import State, Version, WindowWorld
 
-__all__ = ["LATE", "WINDOWS", "Driver", "Reader", "WindowRules", "pane_number", "values_of"]
+__all__ = ["LATE", "WINDOWS", "Corrector", "Driver", "Reader", "WindowRules", "pane_number", "values_of"]
 
 WINDOWS, LATE = "windows", "late"
 
@@ -100,6 +106,10 @@ class WindowRules:
     def purges_under(self, record: LedgerRecord, after: int) -> LedgerRecord:  # noqa: ARG002
         """The ledger that says which panes are due."""
         return record
+
+    def corrects_from(self, record: LedgerRecord) -> int | None:
+        """From which time on a correction takes rows; None: all."""
+        return first_pane(_windows_of(record))
 
     def width(self, partitions: int) -> int:
         """What the commit says of partitions."""
@@ -328,7 +338,13 @@ class _Task:
     """One try of one task of an attempt. Its result is whether it may count."""
 
     def __init__(
-        self, driver: Driver, state: int, record: LedgerRecord, attempt: Attempt, partition: int, rows: list[Row]
+        self,
+        driver: Driver | Corrector,
+        state: int,
+        record: LedgerRecord,
+        attempt: Attempt,
+        partition: int,
+        rows: list[Row],
     ) -> None:
         self.driver = driver
         self.state = state
@@ -337,9 +353,10 @@ class _Task:
         self._attempt = attempt
         self.rows = rows
         self._holder = f"{random.Random(driver.draw.random()).random()}"
-        self.actor = driver.world.spawn("a task", self._run)
+        self.actor = driver.world.spawn("a task", self.run)
 
-    def _run(self, actor: Actor) -> bool:
+    def run(self, actor: Actor) -> bool:
+        """Whether it was the one that wrote."""
         state, attempt = self.driver.world.states[self.state], self._attempt
         store = opened(state.stored, actor)
         if store.claim(attempt.txid, self.partition, self._holder) != self._holder:
@@ -384,6 +401,61 @@ class _Task:
 
         values.multi_combine(keys, own, combine)
         index.write()
+
+
+class Corrector:
+    """One call of an operator who adds rows to windows. It may die at any step."""
+
+    def __init__(self, world: WindowWorld, rows: tuple[Row, ...]) -> None:
+        self.world = world
+        self.rules = world.rules
+        self.setting = world.setting
+        self.draw = random.Random(world.draw.random())
+        self.has_opened = False
+        self._rows = rows
+        self.actor = world.spawn("an operator", self._run)
+
+    def _run(self, actor: Actor) -> None:
+        world = self.world
+        state, ledger = world.states[0], Ledger(opened(world.states[0].stored, actor), WINDOWS)
+        with suppress(UsageError, FencedError, StaleBatchError, Killed):
+            seen = ledger.remember()
+            if not world.may_correct(seen):
+                return
+            world.crashed = True  # what it has written of panes may be left behind
+            take_over = self.draw.random() < 0.3
+            attempt = ledger.begin_operator("correction", take_over=take_over, seen=seen)
+            self.has_opened = True
+            record = ledger.record
+            first = self.rules.corrects_from(record)
+            rows = tuple(row for row in self._rows if first is None or row.at >= first)
+            written, width = self._write(actor, record, attempt, rows)
+            if self.draw.random() < 0.2:
+                return
+            writing = PurgeTask(_spec(world, actor), record, attempt.token, attempt.view, attempt.txid)
+            change, pages = PanePages(WINDOWS, _windows_of(record), writing.reads().index).changed(
+                PaneChange(written, (), width)
+            )
+            writing.write(pages)
+            if self.draw.random() < 0.2:
+                return
+            known = first_pane(_windows_of(record))
+            counted = tuple(row for row in self._rows if known is None or row.at >= known)
+            state.attempts[attempt.txid] = Batch(-1, counted, 0, 0, NEVER, corrects=True)
+            ledger.commit_correction(attempt.txid, panes=change)
+
+    def _write(self, actor: Actor, record: LedgerRecord, attempt: Attempt, rows: Sequence[Row]) -> tuple[set[int], int]:
+        """The panes that tasks have written, and how many tasks there were at most."""
+        panes, spread = self.setting.definition.panes, dict[int, list[Row]]()
+        places: dict[tuple[int, str], int] = {}
+        for row in rows:
+            pane = panes.pane(row.at)
+            if pane is not None:
+                spread.setdefault(places.setdefault((pane, row.user), self.draw.randrange(3)), []).append(row)
+        for at, own in spread.items():
+            if self.draw.random() < 0.1 or not _Task(self, 0, record, attempt, at, own).run(actor):
+                raise FencedError("it dies here")
+        return {pane for pane, _ in places}, self.rules.width(max(spread, default=-1) + 1)
 
 
 class Reader:
@@ -450,9 +522,13 @@ def _fields(state: str, setting: Setting) -> tuple[Field, ...]:
     return _OF_SESSIONS if state == WINDOWS and setting.sessions else _FIELDS
 
 
-def _least(record: LedgerRecord) -> int:
+def _windows_of(record: LedgerRecord) -> WindowsRecord:
     assert record.windows is not None
-    return record.windows.least
+    return record.windows
+
+
+def _least(record: LedgerRecord) -> int:
+    return _windows_of(record).least
 
 
 class _Backend(NamedTuple):

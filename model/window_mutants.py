@@ -15,7 +15,16 @@ from mapstate.maps.serialized import writer_of
 from mapstate.protocol import transitions, upkeep, ways_back
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
 from mapstate.protocol.records import CommitView
-from mapstate.protocol.windows import NEVER, PaneChange, Panes, WindowCommit, WindowsRecord, fired_panes, runs_without
+from mapstate.protocol.windows import (
+    NEVER,
+    PaneChange,
+    Panes,
+    WindowCommit,
+    WindowDefinition,
+    WindowsRecord,
+    fired_panes,
+    runs_without,
+)
 from mapstate.reader import committed
 from mapstate.spark.executor.window_task import FiredTask, PurgeTask
 from model import window_actors
@@ -58,6 +67,28 @@ class _NewWhereNoRecordLies(WindowRules):
 class _IndexOfWhatIsStored(WindowRules):
     def index_view(self, attempt: Attempt) -> Any:
         return CommitView.before(attempt.txid)
+
+
+class _CorrectsByTheWatermark(WindowRules):
+    def corrects_from(self, record: LedgerRecord) -> int | None:
+        last = record.last_windows()
+        return None if last is None else self.definition(record).panes.floor(last.watermark)
+
+    def definition(self, record: LedgerRecord) -> WindowDefinition:
+        assert record.windows is not None
+        return record.windows.definition
+
+
+class _CorrectsUnnamedPanes(WindowRules):
+    """The ledger does not learn of the panes that a correction has written."""
+
+    def patches(self) -> list[tuple[Any, str, Any]]:
+        right = upkeep.commit_correction
+
+        def unnamed(ledger: LedgerRecord, txid: int, **_: Any) -> LedgerRecord:
+            return right(ledger, txid)
+
+        return [(upkeep, "commit_correction", unnamed)]
 
 
 class _PurgesByItsOwnMark(WindowRules):
@@ -388,6 +419,8 @@ class _PlansDoNotTell(WindowRules):
 WINDOW_MUTANTS = (
     WindowMutant("a key is new where no record lies", _NewWhereNoRecordLies),
     WindowMutant("an index is continued from what is stored", _IndexOfWhatIsStored),
+    WindowMutant("a correction calls rows late", _CorrectsByTheWatermark),
+    WindowMutant("a correction leaves its panes out of the ledger", _CorrectsUnnamedPanes),
     WindowMutant("a purge by the batch's own watermark", _PurgesByItsOwnMark),
     WindowMutant("readers learn of a purge at the commit", _PurgesWithoutAWord, "a reader saw"),
     WindowMutant("readers do not look again", _NeverReadsAgain, "a reader saw", rare=True),

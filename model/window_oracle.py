@@ -25,7 +25,8 @@ class Row(NamedTuple):
 class Batch(NamedTuple):
     """What the attempt that counts had of a batch. ``plan`` is Spark's, ``least`` an operator's.
 
-    With ``back`` it is no batch: an operator has put the watermark back to there.
+    With ``back`` it is no batch: an operator has put the watermark back to there. Nor is it if it ``corrects``: then
+    none of its rows is late, and none moves the watermark.
     """
 
     batch_id: int
@@ -34,6 +35,7 @@ class Batch(NamedTuple):
     plan: int
     least: int
     back: int | None = None
+    corrects: bool = False
 
 
 Fired = tuple[int, str, tuple[int, ...]]
@@ -82,7 +84,12 @@ class Oracle:
         self._kept: list[Row] = []
         latest = dict.fromkeys(setting.sources, NEVER)
         since = dict.fromkeys(setting.sources, 0)
+        before = NEVER
         for batch in batches:
+            if batch.corrects:
+                self._kept += batch.rows
+                self.fired = [one for one in self.windows() if before < one[0] <= self.last_end(self.mark)]
+                continue
             if batch.back is not None:
                 self.mark = min(self.mark, batch.back)
                 latest = {s: min(at, batch.back + setting.lag + setting.sessions) for s, at in latest.items()}

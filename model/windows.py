@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from mapstate.errors import FencedError, StaleBatchError, UsageError
+from mapstate.errors import FencedError, RollbackError, StaleBatchError, UsageError
 from mapstate.keys import INDEX
 from mapstate.maps import pane_index
 from mapstate.protocol import windows
@@ -24,7 +24,7 @@ from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import BatchPlan, Commit, LedgerRecord
 from mapstate.protocol.windows import NEVER
 from model.actors import Actor
-from model.window_actors import LATE, WINDOWS, Driver, Reader, WindowRules, pane_number, values_of
+from model.window_actors import LATE, WINDOWS, Corrector, Driver, Reader, WindowRules, pane_number, values_of
 from model.window_oracle import USERS, Batch, Fired, Oracle, Row, Setting
 from model.window_stores import Stored, opened
 from model.world import ViolationError
@@ -54,6 +54,8 @@ class Played:
     final: int = 0
     advances: int = 0
     put_back: int = 0
+    corrections: int = 0
+    taken_back: int = 0
     steps: int = 0
 
     def add(self, other: Played) -> None:
@@ -90,8 +92,8 @@ class Version(NamedTuple):
 
     @property
     def counted(self) -> tuple[Batch, ...]:
-        """Without what an operator has put back."""
-        return tuple(batch for batch in self.batches if batch.back is None)
+        """Without what an operator has put back, or corrected."""
+        return tuple(batch for batch in self.batches if batch.back is None and not batch.corrects)
 
 
 @dataclass
@@ -101,7 +103,7 @@ class State:
     name: str
     stored: Stored
     by_txid: dict[int | None, tuple[Batch, ...]] = field(default_factory=lambda: {None: ()})
-    by_mark: dict[tuple[int, int], tuple[Batch, ...]] = field(default_factory=dict)
+    by_mark: dict[tuple[int, int, int | None], tuple[Batch, ...]] = field(default_factory=dict)
     attempts: dict[int, Batch] = field(default_factory=dict)
     versions: list[Version] = field(default_factory=list)
 
@@ -126,6 +128,7 @@ class WindowWorld:
         self.readers: list[Actor] = []
         self.left_behind: list[Actor] = []
         self._drivers: list[Driver] = []
+        self._correctors: list[Corrector] = []
         self.crashed = False
         self.names = 0
         self.time = 20
@@ -182,6 +185,8 @@ class WindowWorld:
             self._plan_anew()
         elif draw.random() < 0.1:
             self._roll_back()
+        elif draw.random() < 0.2 and not self.setting.sessions:
+            self._correct_between()
 
     def _drive(self, driver: Driver, steps: int, *, may_die: bool) -> bool:
         """True where it came to its end."""
@@ -219,9 +224,10 @@ class WindowWorld:
 
     def _stop_who_has_not_opened(self) -> None:
         """In front of a checkpoint that is put back: a driver that opens the state behind that has the older one."""
-        for driver in self._drivers:
-            if not driver.has_opened:
-                driver.actor.kill()
+        begins: list[Driver | Corrector] = [*self._drivers, *self._correctors]
+        for one in begins:
+            if not one.has_opened:
+                one.actor.kill()
 
     def _leave(self, actor: Actor) -> None:
         """A process that ends here, or that nobody waits for any more."""
@@ -238,6 +244,8 @@ class WindowWorld:
             self._advance()
         elif dice < (0.075 if self._is_dragged else 0.07):
             self._put_back()
+        elif dice < 0.095 and not self.setting.sessions:
+            self._correct()
         elif dice < 0.4 and self.readers:
             self._read_on(draw.choice(self.readers))
         elif dice < 0.55 and self.left_behind:
@@ -362,6 +370,37 @@ class WindowWorld:
         if self.states[0].newest is not None:
             self.readers.append(self.spawn("an operator", run))
 
+    def _correct(self) -> None:
+        """An operator adds rows, in the midst of a batch; mostly it is refused."""
+        if self.states[0].newest is None:
+            return
+        self._correctors.append(Corrector(self, self._rows()))
+        self.readers.append(self._correctors[-1].actor)
+
+    def _correct_between(self) -> None:
+        """An operator adds rows between two batches, and may take that back."""
+        correcting = Corrector(self, self._rows()).actor
+        while not correcting.ended:
+            correcting.step()
+        newest = self.states[0].newest
+        known = None if newest is None else newest.record.correction
+        if correcting.error is not None or known is None or self.draw.random() < 0.5:
+            return
+
+        def run(actor: Actor) -> None:
+            with suppress(RollbackError):
+                Ledger(opened(self.states[0].stored, actor), WINDOWS).rollback(known.txid)
+                self.played.taken_back += 1
+
+        self._finish_alone(self.spawn("an operator", run))
+
+    def may_correct(self, record: LedgerRecord) -> bool:
+        """Whether nothing that is due would be refused behind a correction."""
+        newest = self.states[0].newest
+        if newest is None or not newest.counted or record.may_lose_last_batch():
+            return False
+        return newest.counted[-1].plan == self.plans[newest.counted[-1].batch_id]
+
     # Audit
 
     def oracle(self, batches: tuple[Batch, ...]) -> Oracle:
@@ -378,7 +417,7 @@ class WindowWorld:
         before = state.newest
         if before is not None and state.name == WINDOWS:
             self._note_reopened(record, before)
-        last = None if record.last_commit is None else record.last_commit.txid
+        last = record.last_txid
         is_new = last not in state.by_txid
         if is_new:
             assert last is not None
@@ -390,13 +429,15 @@ class WindowWorld:
             self._note_put_back(state, record)
         if record.last_commit is not None and record.last_commit.windows is not None:
             done = record.last_commit
-            state.by_mark[done.txid, record.last_commit.windows.watermark] = state.by_txid[last]
+            state.by_mark[done.txid, record.last_commit.windows.watermark, last] = state.by_txid[last]
         state.versions.append(Version(record, state.by_txid[last]))
         if is_new and state.name == WINDOWS:
             self._check_commit(record, state.by_txid[last])
 
     def _note_reopened(self, record: LedgerRecord, before: Version) -> None:
         """What an operator rolls back, or Spark plans anew, opens windows again; nothing else does."""
+        if record.operations != before.record.operations:
+            self._reopen()
         was, now = before.record.last_commit, record.last_commit
         if was is None or (now is not None and now.txid >= was.txid):
             return
@@ -439,21 +480,22 @@ class WindowWorld:
         self._reopen()
         self.played.put_back += 1
         to = least if least < was else done.watermark
-        for one in (record.last_commit, record.previous):
-            if one is not None:
-                state.by_txid[one.txid] = (*state.by_txid[one.txid], Batch(-1, (), 0, 0, NEVER, to))
+        undoable = (record.last_commit, record.correction)
+        for txid in {record.last_txid, *(one.last_txid_before for one in undoable if one is not None)} - {None}:
+            state.by_txid[txid] = (*state.by_txid[txid], Batch(-1, (), 0, 0, NEVER, to))
 
     def _check_commit(self, record: LedgerRecord, batches: tuple[Batch, ...]) -> None:
         oracle, done = self.oracle(batches), record.last_windows()
         assert done is not None
         batch = batches[-1]
-        if batch.least < self.least:
+        if batch.least < self.least and not batch.corrects:
             raise ViolationError(f"batch {batch.batch_id} was advanced to {batch.least}, and not to {self.least}")
         if done.watermark != oracle.mark:
             raise ViolationError(f"batch {batch.batch_id}: the watermark is {done.watermark}, not {oracle.mark}")
-        if done.late != len(oracle.late_of_last):
+        if done.late != len(oracle.late_of_last) and not batch.corrects:
             raise ViolationError(f"batch {batch.batch_id}: {done.late} rows late, not {oracle.late_of_last}")
         self.played.late += done.late
+        self.played.corrections += batch.corrects
         self._check_directory(record)
 
     def _check_directory(self, record: LedgerRecord) -> None:
@@ -479,7 +521,8 @@ class WindowWorld:
     def emitted(self, record: LedgerRecord, commit: Commit, fired: list[Fired], *, again: bool) -> None:
         """What a driver has passed on."""
         done = commit.windows
-        batches = None if done is None else self.states[0].by_mark.get((commit.txid, done.watermark))
+        known = self.states[0].by_mark
+        batches = None if done is None else known.get((commit.txid, done.watermark, record.last_txid))
         if batches is None:
             if not fired:
                 return  # nobody was called

@@ -49,6 +49,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
     redis += (
         "forget",
         "correct",
+        "correct_windows",
     )
     redis += ("daily_commands", "export", "messages", "new_values", "state_query", "spark_key_counts", "states_before")
     redis += (
@@ -77,6 +78,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
     spark = (
         "seed_forgotten",
         "correct",
+        "correct_windows",
         "count_windows",
         "dataframes",
         "drpc",

@@ -28,6 +28,7 @@ from mapstate import (
     Count,
     LastN,
     Max,
+    SessionWindow,
     Sum,
     Topology,
     errors,
@@ -508,6 +509,11 @@ def test_a_driver_that_is_killed_in_a_task_leaves_nothing_behind(spark, visits, 
 # What is refused
 
 
+def _with_late(counts: Any) -> Any:
+    counts.lateStream().foreachBatch(lambda df, batch_id: None)
+    return counts
+
+
 REFUSED: dict[str, Callable[..., Any]] = {
     "it is non-transactional": lambda rows, url: rows.groupBy("user_id").persistentAggregate(
         non_transactional(url), visits=Count()
@@ -515,10 +521,27 @@ REFUSED: dict[str, Callable[..., Any]] = {
     "it is transactional": lambda rows, url: rows.groupBy("user_id").persistentAggregate(
         transactional(url), visits=Count()
     ),
-    "it has windows": lambda rows, url: (
+    "its windows go by the clock": lambda rows, url: (
         rows.tumblingWindow("1 hour").groupBy("user_id").persistentAggregate(opaque(url, name="w"), visits=Count())
     ),
-    "it has windows. Nothing": lambda rows, url: (
+    "its windows are sessions": lambda rows, url: (
+        rows.window(SessionWindow.of(5), timestampField="bytes")
+        .groupBy("user_id")
+        .persistentAggregate(opaque(url, name="s"), visits=Count())
+    ),
+    "functions get its new values, and": lambda rows, url: (
+        rows.tumblingWindow(5, timestampField="bytes")
+        .groupBy("user_id")
+        .persistentAggregate(opaque(url, name="w"), visits=Count())
+        .firedWindowsStream()
+        .foreachBatch(lambda df, batch_id: None)
+    ),
+    "functions or states of your own": lambda rows, url: _with_late(
+        rows.tumblingWindow(5, timestampField="bytes")
+        .groupBy("user_id")
+        .persistentAggregate(opaque(url, name="w"), visits=Count())
+    ),
+    "it has rolling windows": lambda rows, url: (
         rows.rollingWindows((10, 1), LIFETIME, timestampField="bytes")
         .groupBy("user_id")
         .persistentAggregate(opaque(url, name="r"), visits=Count())

@@ -124,7 +124,7 @@ def compare(
     Raises:
         UsageError: The two cannot be compared: other key columns, windows of another kind, rolling windows, a ttl, no
             common field, offsets that cannot be compared while a job runs, or one version stayed behind.
-        StaleBatchError: A state was reset, rolled back, made anew or put back meanwhile.
+        StaleBatchError: A state was reset, rolled back, made anew, put back or corrected meanwhile.
         CorruptRecordError: A key cannot be read.
         StateNotFoundError: There is no such state.
         StoreFullError: There is no room for the temporary file, or for ``to``.
@@ -232,11 +232,10 @@ class _Version:
         self.types = types_of((), shown_fields(ledger, {}))
         self.asked = Asked(state)
 
-    @property
-    def floor(self) -> int:
+    def floor(self, ledger: LedgerRecord) -> int:
         """Where the last final window ends."""
-        windows: Any = self.first.windows
-        return int(windows.definition.panes.floor(self.reads.final_mark(self.first)))
+        windows: Any = ledger.windows
+        return int(windows.definition.panes.floor(self.reads.final_mark(ledger)))
 
     def read(self, texts: list[StoreKey]) -> tuple[LedgerRecord, list[tuple[StoreKey, Any, Any]]]:
         """The ledger, and of each key that has a record the key, the record and the value."""
@@ -380,7 +379,7 @@ class _Comparison:
             yield [key for (key,) in page]
 
     def _read(self, which: int, version: _Version, pages: Iterable[list[StoreKey]], position: str | None) -> None:
-        until = min(one.floor for one in self._versions) if self._by_windows else None
+        until = min(one.floor(one.first) for one in self._versions) if self._by_windows else None
         for page in pages:
             for part in version.room.parts(page):
                 ledger, found = version.read(part)
@@ -412,9 +411,8 @@ class _Comparison:
             if is_behind(ledger, position):
                 raise version.changed("was rolled back")
         elif self._by_windows:
-            windows: Any = ledger.windows
-            if windows.definition.panes.floor(version.reads.final_mark(ledger)) < version.floor:
-                raise version.changed("had its watermark put back")
+            if ledger.operations != first.operations or version.floor(ledger) < version.floor(first):
+                raise version.changed("was corrected, or had keys forgotten or its watermark put back")
         elif not same_values(first, ledger):
             raise UsageError(
                 f"the offsets of {self._versions[0].state!r} and {self._versions[1].state!r} cannot be compared, and a "

@@ -67,11 +67,12 @@ class Ledger(HeldLedger):
             same_incarnation=True,
         )
 
-    def commit_correction(self, txid: int, *, keys_delta: int | None = None, log: PaneChange | None = None) -> None:
+    def commit_correction(self, txid: int, *, keys_delta: int | None = None, panes: PaneChange | None = None) -> None:
         """See `upkeep.commit_correction`. Raises StoreRestartedError if the store restarted since the begin."""
         self.close_fences()
         self._change(
-            lambda before: upkeep.commit_correction(before, txid, keys_delta=keys_delta, log=log), same_incarnation=True
+            lambda before: upkeep.commit_correction(before, txid, keys_delta=keys_delta, panes=panes),
+            same_incarnation=True,
         )
 
     def give_up_operator(self, txid: int) -> None:

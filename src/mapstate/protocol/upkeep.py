@@ -118,23 +118,27 @@ def commit_forget(
 
 
 def commit_correction(
-    ledger: LedgerRecord, txid: int, *, keys_delta: int | None = None, log: PaneChange | None = None
+    ledger: LedgerRecord, txid: int, *, keys_delta: int | None = None, panes: PaneChange | None = None
 ) -> LedgerRecord:
     """Commit a correction, with the entry that it has added to the list. Raises FencedError.
+
+    It moves no watermark: what the last batch did to windows stays.
 
     Args:
         ledger: The state's ledger.
         txid: The attempt's own.
         keys_delta: The number of keys added less those removed; None if unknown.
-        log: What it wrote into the change log, or removed from it.
+        panes: Those of windows, or of a change log, that it wrote, and of a change log those that it removed.
 
     """
 
     def done(after: LedgerRecord) -> LedgerRecord:
         held, operations = after.keys_held(), (after.operations or 0) + 1
-        changes = None if after.changes is None else after.changes.committed(log or PaneChange())
+        windows = None if after.windows is None else after.windows.committed(panes or PaneChange())
+        changes = None if after.changes is None else after.changes.committed(panes or PaneChange())
         return msgspec.structs.replace(
             after.with_keys_held(None if held is None or keys_delta is None else held + keys_delta),
+            windows=windows,
             changes=changes,
             operations=operations,
             correction=Correction(txid=txid, last_txid_before=ledger.last_txid, keys_delta=keys_delta),

@@ -275,7 +275,7 @@ class StateReader:
         Raises:
             WindowGoneError: The window is past its retention, or came to be so meanwhile.
             StoreLostError: A key of a final window has no record any more.
-            StaleBatchError: A batch was rolled back or planned anew, or the state reset. Read the window again.
+            StaleBatchError: A batch was rolled back or planned anew, or the state corrected or reset. Read it again.
             UsageError: The state has no windows, or none that ends there.
             StoreError: The store failed.
 

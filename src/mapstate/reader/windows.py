@@ -33,7 +33,7 @@ _PAGE = 1000  # records
 
 
 class Window(NamedTuple):
-    """One window of one key: ``[start, end)``. A ``final`` one never changes again, unless its batch is rolled back.
+    """One window of one key: ``[start, end)``. A ``final`` one changes only if its batch is rolled back, or corrected.
 
     ``value`` has the aggregates by name. Of a session, ``start`` is its first row, ``end`` a gap after its last one.
     """
@@ -57,6 +57,7 @@ class WindowReads:
     def __init__(self, reads: CommittedReads) -> None:
         self._reads = reads
         self._last_txid: int | None = None  # of the ledger that `of_window` has read last
+        self._operations: int | None = -1  # of the same; what an operator changes may be of a final window
 
     def watermark(self) -> Watermark:
         ledger = self._reads.opened(newest=True).ledger
@@ -233,13 +234,14 @@ class WindowReads:
                 "keeps them longer. See docs/windows.md#reading-windows",
                 state=self._reads.state,
             )
-        if self._last_txid is not None and self._last_txid not in ledger.view():
+        is_other = self._operations not in (-1, ledger.operations)
+        if is_other or (self._last_txid is not None and self._last_txid not in ledger.view()):
             raise StaleBatchError(
-                f"a batch of state {self._reads.state!r} was rolled back or planned anew, or the state was reset, "
-                "while a window was read. Read the window again.",
+                f"a batch of state {self._reads.state!r} was rolled back or planned anew, or the state was corrected "
+                "or reset, while a window was read. Read the window again.",
                 state=self._reads.state,
             )
-        self._last_txid = ledger.last_txid
+        self._last_txid, self._operations = ledger.last_txid, ledger.operations
 
     def _record(self, ledger: LedgerRecord) -> WindowsRecord:
         if ledger.windows is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -24,13 +24,18 @@ from mapstate.capabilities import FencedWrites
 from mapstate.errors import ConfigurationError, MapStateError, UsageError
 from mapstate.keys import KeyCodec
 from mapstate.maps.operator_list import ListedKeys, ListEntry, check_id, of_kind, read_list, write_entries
+from mapstate.maps.pane_index import windows_of_ledger
 from mapstate.maps.serialized import writer_of
 from mapstate.operations.vacuum import check_able
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord, now
 from mapstate.protocol.opening import open_ledger
+from mapstate.protocol.rolling import RollingDefinition
+from mapstate.protocol.seeding import first_pane
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.upkeep import begin_operator
+from mapstate.protocol.windows import LATEST
+from mapstate.schema import time_text
 from mapstate.spark.driver.access import access_of, configured, is_connect
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once, through
@@ -38,12 +43,15 @@ from mapstate.spark.driver.job import Branch, StreamPlan
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.seeding import why_not_apart
 from mapstate.spark.driver.state import StateDriver
+from mapstate.spark.driver.window_rows import ANY_TIME, beside_of
+from mapstate.spark.driver.windows import WindowedState
 from mapstate.spark.executor.task import columns_to_python
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import DataType
 
+_MOST_NAMED = 5  # panes
 _NESTED = ("array", "map", "struct")
 _AS_JSON = {
     "ignoreNullFields": "false",
@@ -83,7 +91,8 @@ def correct(
     take_over: bool,
 ) -> Corrected:
     """See `PersistentAggregate.correct`. ``df`` is the stream, and ``branch`` the state."""
-    _check(plan, df, branch, id, [frame for frame in (add, retract) if frame is not None])
+    given = {name: frame for name, frame in (("add", add), ("retract", retract)) if frame is not None}
+    _check(plan, df, branch, id, given)
     job, make_driver = branch.job, branch.make_driver or StateDriver
     with opened(job.spec.backend, job.spec.state) as store:
         check_able(store, job.spec.state, "correction")
@@ -151,7 +160,8 @@ class _Correction:
         if before is not None:
             return _done_before(self._state.name, before, digest)
         self.check(seen)
-        self._check_forgotten(frame, seen, known)
+        rows = _placed(self._state, frame, seen) if isinstance(self._state, WindowedState) else frame
+        self._check_forgotten(rows, seen, known)
         attempt = self.ledger.begin_operator("correction", take_over=self._take_over, seen=seen)
         try:
             result = self._state.attempt((frame, None), self.ledger.record, attempt)
@@ -170,7 +180,7 @@ class _Correction:
             )
             with writer_of(self._store, attempt.token, has_txids=True) as writer:
                 write_entries(writer, seen, attempt, {len(known): entry})
-            self.ledger.commit_correction(attempt.txid, keys_delta=result.keys_delta, log=result.panes)
+            self.ledger.commit_correction(attempt.txid, keys_delta=result.keys_delta, panes=result.panes)
         except BaseException:
             with suppress(MapStateError):
                 self.ledger.give_up_operator(attempt.txid)
@@ -221,24 +231,56 @@ class _Opened:
         close_if_possible(self._store)
 
 
-def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Sequence[DataFrame]) -> None:
+def _placed(state: WindowedState, frame: DataFrame, seen: LedgerRecord) -> DataFrame:
+    """The rows that are in windows, with their keys. No row is late as long as one of its windows is there.
+
+    Raises UsageError for rows of windows that are gone, and for rows without a time: both would be nowhere.
+    """
+    from pyspark.sql import functions as F
+
+    windows, kind, state.branch.taken = windows_of_ledger(seen), state.windows.type, (-LATEST, ANY_TIME)
+    rows, pane, first = state.keyed(frame), state.windows.column, first_pane(windows)
+    has_none = F.col(pane).isNull()
+    if windows.definition.panes.has_gaps:
+        has_none = F.col(list(beside_of(state.windows))[-1]) > 0
+    timeless = rows.where(has_none).count()
+    number = F.col(pane) if kind == "bigint" else F.unix_micros(pane)
+    first = -LATEST if first is None else first
+    panes = rows.where(number < first).select(number.alias(pane)).distinct().orderBy(pane).limit(_MOST_NAMED + 1)
+    gone = [time_text(row[0], kind) for row in panes.collect()]
+    if timeless or gone:
+        why = f"{timeless} rows to add have no time, or one that no window can have"
+        if gone:
+            named = ", ".join([*gone[:_MOST_NAMED], *["..."] * (len(gone) > _MOST_NAMED)])
+            why = f"rows to add are of windows that are gone, past their retention: in panes that begin at {named}"
+        raise UsageError(f"state {seen.state!r}: {why}. Nothing was written. Leave these rows out.", state=seen.state)
+    state.branch.taken = (first, ANY_TIME)
+    return rows.where(F.col(pane).isNotNull())
+
+
+def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Mapping[str, DataFrame]) -> None:
     """Raises UsageError for a wrong call, and ConfigurationError for a state that cannot be corrected."""
     check_id("correction", name)
     if not given:
         raise UsageError("correct takes rows to add, rows to retract, or both. Nothing was written.")
-    if is_connect(df) or any(map(is_connect, given)):
+    if is_connect(df) or any(map(is_connect, given.values())):
         raise UsageError(
             "a correction runs in the process that calls it, and under Spark Connect batches run in one of the server. "
             "Nothing was written. Correct with classic PySpark."
         )
-    if any(frame.isStreaming for frame in given):
+    if any(frame.isStreaming for frame in given.values()):
         raise UsageError("correct takes rows that are there, and no stream: read them with spark.read.")
     spec = branch.job.spec
     whys = [] if branch in plan.branches else ["it follows another state"]
     if branch.downstream or branch.fired:
         whys.append("functions get its new values, and would lack those of the correction")
-    if branch.job.windows is not None:
-        whys.append("it has windows")
+    definition = None if branch.job.windows is None else branch.job.windows.definition
+    if isinstance(definition, RollingDefinition):
+        whys.append("it has rolling windows")
+    elif definition is not None and definition.sessions:
+        whys.append("its windows are sessions")
+    elif definition is not None and "retract" in given:
+        whys.append("rows of windows are added only: a key of a window is never removed")
     if spec.type == "transactional":
         whys.append("it is transactional, and only opaque records keep the value before")
     whys += [why for state, why in why_not_apart(plan) if state == spec.state]
@@ -250,7 +292,7 @@ def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Se
             f"state {spec.state!r} cannot be corrected: {whys[0]}. Nothing was written. Build it anew beside this one, "
             "and swap. See docs/life.md#correct"
         )
-    _check_columns(spec.state, df, given)
+    _check_columns(spec.state, df, [*given.values()])
 
 
 def _check_columns(state: str, df: DataFrame, given: Sequence[DataFrame]) -> None:

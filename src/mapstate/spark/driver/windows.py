@@ -93,10 +93,16 @@ class WindowedState(TimedState):
         return with_panes(frame, self.windows, list(read), before, self.near)
 
     def attempt(self, sent: SentRows, record: LedgerRecord, attempt: Attempt) -> AttemptResult:
-        """See `StateDriver.attempt`; then the new watermark, and the purge. Raises FencedError, too."""
+        """See `StateDriver.attempt`; then the new watermark, and the purge. Raises FencedError, too.
+
+        An operator's attempt moves no watermark, and purges nothing.
+        """
         result = super().attempt(sent, record, attempt)
         try:
-            result.window_commit, result.panes = self._done(result.reports, record, attempt, sent[0])
+            if attempt.batch_id < 0:
+                result.panes = self._changed(result.reports, window_reports(result.reports), record, attempt)
+            else:
+                result.window_commit, result.panes = self._done(result.reports, record, attempt, sent[0])
         except BaseException:
             result.release()
             raise

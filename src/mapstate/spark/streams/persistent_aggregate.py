@@ -145,7 +145,8 @@ class PersistentAggregate(OfQuery):
 
         For an opaque state that counts a batch, with its query stopped: a batch that begins meanwhile fences the
         correction, and nothing of it counts. The rows have the columns of the DataFrame that `newStream` got, and go
-        through the stream's own steps. Readers see the state before or after it.
+        through the stream's own steps. Readers see the state before or after it. Of windows by the time of a row, rows
+        are added alone: none is late as long as one of its windows is there.
 
         ``id``         its name: the same call again, after whatever error or crash, writes nothing a second time
         ``add``        rows to count
@@ -154,8 +155,8 @@ class PersistentAggregate(OfQuery):
         ``take_over``  leaves an attempt in flight behind, whose driver is gone for good
 
         Returns a `Corrected`. Raises ConfigurationError for a state that cannot be corrected and for an aggregator that
-        cannot take rows back, UsageError while a batch is in flight and where the id stands for other rows, and what a
-        batch raises. See docs/life.md#correct
+        cannot take rows back, UsageError while a batch is in flight, where the id stands for other rows and for rows of
+        windows that are gone, and what a batch raises. See docs/life.md#correct
         """
         from mapstate.spark.driver.correcting import correct
 
