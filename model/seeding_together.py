@@ -34,6 +34,7 @@ MUTANTS = {
     "takes_apart": "a seed of one store is begun anew before an older driver has lost the other store",
     "other_reading": "a state of which all is loaded ends beside one that has ended, whatever their readings are",
     "ends_counted": "where both have ended, whatever jobs did it, nothing more is asked",
+    "list_of_now": "where one has ended, the others go on only by the list of forgotten keys that there is now",
     "goes_on": "a batch after the seed does not ask of which reading the seeds were",
     "asks_the_next": "only the batch after the seed asks that, and the one after it",
 }
@@ -52,6 +53,7 @@ class World:
         self.plan: BatchPlan | None = None
         self.is_flaky, self.names, self.is_lost = self.rng.random() < 0.6, 0, False
         self.changes, self.drops = self.rng.random() < 0.5, self.rng.random() < 0.3
+        self.listed, self.forgets = 0, number % 3 == 1
         self.readings: list[list[str]] = []
 
     def name(self) -> str:
@@ -85,9 +87,9 @@ class World:
         self.readings.append([row for row in rows if not self.is_flaky or self.rng.random() < 0.7])
         return self.readings[-1]
 
-    def grouped(self, at: int, rows: Sequence[str]) -> list[Counter[str]]:
-        """One state counts rows by key; the other one all of them, and those of one key."""
-        found = [Counter[str]() for _ in range(BUCKETS)]
+    def grouped(self, at: int, rows: Sequence[str], listed: int) -> list[Counter[str]]:
+        """One state counts rows by key; the other one all of them, and those of one key. None of forgotten keys."""
+        found, rows = [Counter[str]() for _ in range(BUCKETS)], [row for row in rows if row not in KEYS[:listed]]
         for row in rows:
             found[KEYS.index(row) % BUCKETS][row] += 1
         return found if at == 0 else [Counter(all=len(rows)), Counter(a=rows.count("a"))]
@@ -110,7 +112,11 @@ class World:
         if all(ledger is not None and ledger.seed is None for ledger in ledgers) and self.mutant == "ends_counted":
             self.counted(states)
             return
-        yield from self.open(session, f"{plan.digest().fingerprint} {job}", domains)
+        counts = dict.fromkeys(states, self.listed)
+        if any(ledger is not None and ledger.seed is None for ledger in ledgers) and self.mutant != "list_of_now":
+            seeds = {at: ledger.seed for at, ledger in zip(states, ledgers, strict=True) if ledger is not None}
+            counts |= {at: seed.listed for at, seed in seeds.items() if seed is not None}
+        yield from self.open(session, f"{plan.digest().fingerprint} {job}", domains, counts)
         if not self.found(states):
             yield from self.stage(session, plan, states)
         for at in states:
@@ -128,16 +134,18 @@ class World:
         if not self.is_one_reading(states):
             raise Wrong(f"batch 0 is done, of more than one reading: {self.readings}")
 
-    def open(self, session: str, digest: str, domains: Sequence[Sequence[int]]) -> Iterator[None]:
+    def open(
+        self, session: str, digest: str, domains: Sequence[Sequence[int]], counts: Mapping[int, int]
+    ) -> Iterator[None]:
         opens = len(domains) == 1 or self.mutant == "takes_apart"
         states = sorted(at for domain in domains for at in domain)
         known = {at: open_ledger(self.ledgers[at], self.request(at, session)) for at in states}
         if not opens:
-            self.begun(known, digest)
+            self.begun(known, digest, counts)
             for domain in domains:
                 for at in domain:
                     opened = open_ledger(self.ledgers[at], self.request(at, session))
-                    known[at] = seeding.open_seed(opened, f"{digest} {at}") if opened.seed is None else opened
+                    known[at] = self.seeded(at, opened, digest, counts) if opened.seed is None else opened
                     self.ledgers[at] = known[at]
                 yield
         for domain in domains:
@@ -146,13 +154,18 @@ class World:
             for at in domain:
                 known[at] = known[at] if opens else self.held(at)
                 check_session(known[at], session)
-            after = self.begun(known, digest)
+            after = self.begun(known, digest, counts)
             for at in domain:
                 self.ledgers[at] = known[at] = after[at]
             yield
 
-    def begun(self, known: Mapping[int, LedgerRecord], digest: str) -> dict[int, LedgerRecord]:
-        after = {at: seeding.open_seed(ledger, f"{digest} {at}") for at, ledger in known.items()}
+    def seeded(self, at: int, ledger: LedgerRecord, digest: str, counts: Mapping[int, int]) -> LedgerRecord:
+        return seeding.open_seed(ledger, f"{digest} {at} {counts[at]}", listed=counts[at])
+
+    def begun(
+        self, known: Mapping[int, LedgerRecord], digest: str, counts: Mapping[int, int]
+    ) -> dict[int, LedgerRecord]:
+        after = {at: self.seeded(at, ledger, digest, counts) for at, ledger in known.items()}
         if self.mutant != "anew_beside_ended":
             is_left = self.mutant == "other_reading"
             seeding.check_together(
@@ -172,12 +185,13 @@ class World:
         reading, rows, places = self.name(), self.read_history(plan), {}
         yield
         for at in states:
-            if self.held(at).seed is None:
+            seed = self.held(at).seed
+            if seed is None:
                 continue
             if self.mutant == "reads_apart" and at:
                 rows = self.read_history(plan)
             places[at] = f"seed-{at}-{reading}"
-            self.stages[places[at]] = self.grouped(at, rows)
+            self.stages[places[at]] = self.grouped(at, rows, seed.listed)
             yield
         for at, place in places.items():
             count = sum(map(Counter.total, self.stages.get(place, [])))
@@ -274,7 +288,10 @@ class World:
         draw = self.rng.random()
         seeds = [None if ledger is None else ledger.seed for ledger in self.ledgers]
         is_due = all(seed is not None and seed.is_loaded for seed in seeds)
-        if draw < 0.05:
+        has_ended = any(ledger is not None and ledger.seed is None for ledger in self.ledgers)
+        if self.forgets and draw < (0.2 if has_ended else 0.02):
+            self.listed = min(self.listed + 1, 2)
+        elif draw < 0.05:
             self.log.append(self.rng.choice(KEYS))
         elif draw < 0.12:
             self.stages.clear()
@@ -302,7 +319,8 @@ class World:
 
     def is_one_reading(self, states: Sequence[int]) -> bool:
         seen = {at: self.values(at) for at in states}
-        rights = [{at: sum(self.grouped(at, rows), Counter()) for at in seen} for rows in self.readings]
+        lists = {at: self.held(at).operations or 0 for at in seen}
+        rights = [{at: sum(self.grouped(at, rows, lists[at]), Counter()) for at in seen} for rows in self.readings]
         return not seen or seen in rights
 
     def may_be_one_reading(self) -> bool:

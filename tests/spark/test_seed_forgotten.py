@@ -241,6 +241,41 @@ def test_states_that_are_seeded_together_leave_out_what_the_version_of_each_has_
     swap(urls[0], {"users": "users.v2"})
 
 
+def test_a_list_that_grows_between_the_ends_of_two_stores_is_that_of_the_beginning(spark, log, tmp_path):
+    urls = [f"sqlite:///{tmp_path}/{name}.db" for name in "ab"]
+
+    def job(backends: Sequence[Any], suffix: str = "") -> Any:
+        rows = Topology("site").newStream("visits", log.stream(spark)).groupBy("user_id")
+        rows.persistentAggregate(opaque(backends[0], f"users{suffix}", max_attempts=1), visits=Count())
+        return rows.persistentAggregate(opaque(backends[1], f"sizes{suffix}", max_attempts=1), bytes=Sum("bytes"))
+
+    beside: dict[str, Any] = {"users": [(urls[1], "sizes")], "sizes": [(urls[0], "users")]}
+    log.send(*((f"u{at % 7}", at) for at in range(200)))
+    job(urls).start(str(tmp_path / "before"), trigger=AVAILABLE).awaitTermination()
+    for url, name in zip(urls, beside, strict=True):
+        forget(url, name, {"user_id": "u1"}, id="ticket-7", beside=beside[name])
+    settings: Any = {"version_of": {f"{name}.v2": name for name in beside}, "positions": PLACES}
+    fault = Fail(method="swap", call=5, error=errors.CorruptStoreError)  # the end in the second store
+    with pytest.raises(errors.CorruptStoreError):
+        job([urls[0], FaultyBackend(resolve(urls[1]), tmp_path, (fault,))], ".v2").seed(checkpoint(log), **settings)
+    users, later = contents(urls[0], "users.v2"), {"user_id": "u2"}
+    for url, name in zip(urls, beside, strict=True):
+        forget(url, name, later, id="ticket-9", beside=beside[name])
+    job(urls, ".v2").seed(checkpoint(log), **settings)
+    assert contents(urls[0], "users.v2") == users
+    assert contents(urls[1], "sizes.v2").keys() == users.keys()
+    assert ("u2",) in users
+    assert ("u1",) not in users
+    for url, name in zip(urls, beside, strict=True):
+        assert [entry.id for entry in listed(url, f"{name}.v2")] == ["ticket-7"]
+        with pytest.raises(errors.UsageError, match="ticket-9"):
+            swap(url, {name: f"{name}.v2"})
+        others = [(one, f"{other}.v2") for one, other in beside[name]]
+        forget_listed(url, f"{name}.v2", listed(url, name), beside=others)
+        assert contents(url, f"{name}.v2") == contents(url, name)
+        swap(url, {name: f"{name}.v2"})
+
+
 @pytest.mark.full
 def test_what_was_forgotten_beyond_the_end_of_the_history_is_not_taken_as_done(spark, log, tmp_path):
     """The plan of batch 0 was written, and the seed died; then the other version went on, and forgot."""

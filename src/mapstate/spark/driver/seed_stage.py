@@ -103,9 +103,15 @@ class StateSeed:
         self.entries = settings.entries.get(state.name, ())
         self._forgotten: ForgottenRows | None = None
 
-    def set_up(self, root: str, offsets: str | None) -> None:
-        """``root`` is where stages are, ``offsets`` where the history ends. Raises ConfigurationError."""
+    def set_up(self, root: str, offsets: str | None, beside_ended: LedgerRecord | None = None) -> None:
+        """``root`` is where stages are, ``offsets`` where the history ends. Raises ConfigurationError.
+
+        ``beside_ended`` is the ledger, if a state of the stream has ended its seed. Then the list is that with which
+        this one has begun: its rows are loaded. What was forgotten since is asked for by a swap.
+        """
         self._root, state = root, self.state
+        if beside_ended is not None:
+            self.entries = self.entries[: 0 if beside_ended.seed is None else beside_ended.seed.listed]
         if self.entries:
             has_places = self._settings.positions is not None
             self._forgotten = ForgottenRows(state.name, _row_keys(state), self.entries, offsets, has_places=has_places)

@@ -163,11 +163,9 @@ class Seeding:
         settings: SeedSettings = self._plan.seed
         owner, seeds = self._run.query_id, self._seeds
         offsets = planned.offsets(self._access, owner, None)
-        for seed in seeds:
-            seed.set_up(self._root, offsets)
         if settings.reports is not None:
-            records = [open_ledger(None, seed.state.open_request(owner)) for seed in seeds]
-            reports = settings.reports
+            self._set_up(offsets, [None] * len(seeds))
+            records, reports = [open_ledger(None, seed.state.open_request(owner)) for seed in seeds], settings.reports
             self._check_cut()
 
             def tried(seed: StateSeed, at: int, frame: DataFrame) -> None:
@@ -180,6 +178,7 @@ class Seeding:
         stores, requests = [seed.state.open() for seed in seeds], [seed.state.open_request(owner) for seed in seeds]
         ledgers = SeedLedgers(stores, requests, [spec.on_gap for spec in self._specs])
         before = [self._requests.ask(held.load) for held in ledgers.ledgers]
+        self._set_up(offsets, before)
         if all(is_complete(record, owner) for record in before):
             check_together([record for record in before if record is not None])
             self._remove()
@@ -205,6 +204,11 @@ class Seeding:
         self._say(None)
         self._remove()
         return [commit for record in ledgers.records if (commit := record.last_commit) is not None]
+
+    def _set_up(self, offsets: str | None, records: Sequence[LedgerRecord | None]) -> None:
+        is_beside_ended = any(is_complete(record, self._run.query_id) for record in records)
+        for seed, record in zip(self._seeds, records, strict=True):
+            seed.set_up(self._root, offsets, record if is_beside_ended else None)
 
     def _patiently(self, work: Callable[[], T]) -> T:
         """What ``work`` returns; after what another attempt may put right it is begun anew, as a batch is."""
