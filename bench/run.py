@@ -29,6 +29,7 @@ QUESTIONS = (
     "one_process",
     "chunk_sizes",
     "key_order",
+    "partial_aggregate",
     "small_batches",
     "large_state",
     "growth",

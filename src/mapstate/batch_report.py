@@ -24,6 +24,7 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     ``rows_sent``     rows sent to this state, None if nobody has counted them
     ``rows_late``     of a state with windows: rows whose first window had fired before, or without a usable time
     ``rows_between``  of a state with windows: rows between two windows
+    ``partial_aggregation``  False if Spark aggregated the rows behind the shuffle alone, see the option of this name
     ``watermark``     of a state with windows, after the batch: microseconds since 1970, or in the column's own units
     """
 
@@ -43,6 +44,7 @@ class BatchReport(msgspec.Struct, frozen=True, kw_only=True):
     rows_between: int = 0
     watermark: int | None = None
     offsets_passed: int | None = None
+    partial_aggregation: bool = True
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):

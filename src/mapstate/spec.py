@@ -16,6 +16,7 @@ from mapstate.serializers import serializer as serializer_named
 
 ApplyOn = Literal["auto", "executors", "driver"]
 Repeat = Literal["refuse", "allowed"]
+PartialAggregation = Literal["auto", "always", "never"]
 
 CHUNK_SIZE = 2000
 """Keys per read and write of a store that has no size of its own; see ``bench/chunk_sizes.py``."""
@@ -51,6 +52,8 @@ class StateOptions(TypedDict, total=False):
     on the executors then. With "driver" it holds all keys of any batch in memory, up to
     ``spark.driver.maxResultSize``.
     """
+    partial_aggregation: PartialAggregation
+    """Whether Spark aggregates in front of the shuffle, too: "always", "never" or "auto". See docs/performance.md."""
     changes: Annotated[int | None, (0,)]
     """Transactions whose keys are kept for those who follow the state: of an opaque state without windows. 0 ends
     that.
@@ -95,6 +98,7 @@ class StateSpec:
     on_gap: OnGap = "refuse"
     repeat: Repeat = "refuse"
     apply_on: ApplyOn = "auto"
+    partial_aggregation: PartialAggregation = "auto"
     chunk_size: int = None  # type: ignore[assignment]  # the store's own, see __post_init__
     max_attempts: int = 4
     patience: float = 60

@@ -72,6 +72,15 @@ def test_offsets_are_in_a_report_only_where_they_are_known(tmp_path):
     assert read_reports(store, "s") == [known, report(0)]
 
 
+def test_a_report_says_so_where_rows_were_aggregated_behind_the_shuffle_alone(tmp_path):
+    store = resolve(f"memory://{tmp_path.name}").open("s")
+    alone = msgspec.structs.replace(report(1), partial_aggregation=False)
+    assert b"partial_aggregation" not in encode_report(report(0))  # as reports of before
+    for one in (report(0), alone):
+        store.keep_report(encode_report(one), 3)
+    assert read_reports(store, "s") == [alone, report(0)]
+
+
 def test_a_store_that_keeps_no_reports_has_none():
     assert read_reports(object(), "s") == []
 

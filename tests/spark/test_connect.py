@@ -286,6 +286,15 @@ def test_a_batch_given_by_hand_is_of_no_query(url, spark):
     assert contents(url) == {("a",): {"visits": 2, "bytes": 4}, ("b",): {"visits": 1, "bytes": 2}}
 
 
+def test_rows_that_are_aggregated_behind_the_shuffle_alone_count_the_same(url, spark, visits):
+    for batch in range(2):
+        visits.put(str(batch), rows_of(batch))
+    finish(counts_of(visits, spark, url, partial_aggregation="never").start(visits.checkpoint, trigger=AVAILABLE))
+    with open_reader(url, "visits") as reader:
+        assert [report.partial_aggregation for report in reader.reports()] == [False, False]
+    assert contents(url) == visits.truth()
+
+
 def test_a_quarantine_keeps_the_rows_of_a_batch_that_fails(spark, visits, tmp_path):
     url = f"sqlite:///{tmp_path}/state.db"
     visits.put("0", [("a", 1)])

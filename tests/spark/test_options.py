@@ -199,10 +199,10 @@ def _(job: Restarts) -> None:
     assert not job.warned()
 
 
-@row("`apply_on`, `chunk_size`, `chunk_bytes`, `max_attempts`, `patience`")
+@row("`apply_on`, `partial_aggregation`, `chunk_size`, `chunk_bytes`, `max_attempts`, `patience`")
 def _(job: Restarts) -> None:
     job.keep(opaque(job.sqlite, "s"), 0, *"abc")
-    changed = [{"apply_on": "driver"}, {"chunk_size": 1}, {"chunk_bytes": 1}]
+    changed = [{"apply_on": "driver"}, {"partial_aggregation": "never"}, {"chunk_size": 1}, {"chunk_bytes": 1}]
     for batch_id, options in enumerate([*changed, {"max_attempts": 1}, {"patience": 0}], 1):
         found = job.keep(opaque(job.sqlite, "s", **options), batch_id, *"abcd")
         assert found == dict.fromkeys("abc", batch_id + 1) | {"d": batch_id}

@@ -36,9 +36,9 @@ MOST = {
         "second GET": (8, 23, 34),
     },
     "redis": {
-        "first batch": (34, 71, 202),
+        "first batch": (34, 72, 202),
         "second batch": (22, 52, 163),
-        "batch that fires": (34, 79, 333),
+        "batch that fires": (34, 80, 333),
         "first get": (20, 47, 79),
         "second get": (11, 29, 24),
         "second GET": (20, 50, 79),

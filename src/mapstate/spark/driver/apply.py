@@ -35,7 +35,7 @@ class Grouping:
     Gives one row per key with its partials, and their number of rows last; or, where an aggregator is in plain
     Python, the rows in key order. ``partials`` has the number of columns per field, or None for raw rows;
     ``rows_of`` names their columns. ``is_collected`` says whether all rows of a batch go to the driver at once, where
-    it applies them; see `apply_on_driver`.
+    it applies them; see `apply_on_driver`. Unless ``is_partial``, rows are aggregated behind the shuffle alone.
     """
 
     def __init__(self, batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields, rows_of: Sequence[str]) -> None:
@@ -58,6 +58,11 @@ class Grouping:
         else:
             self.values = [column_of(name).alias(f"value{at}") for at, name in enumerate(rows_of)]
         self.is_collected = self.partials is not None
+        # Spark hashes 0.0 and -0.0 apart and groups them together, so it would shuffle such rows twice.
+        self.may_skip_partial = (
+            self.is_collected and bool(keys) and not {key.type for key in keys} & {"float", "double"}
+        )
+        self.is_partial = True
         self._is_narrow: bool | None = None
         self._key_fields = keys
         self._sorted_by: list[Column] | None = None
@@ -69,6 +74,8 @@ class Grouping:
     def of(self, batch_df: DataFrame) -> DataFrame:
         """A batch's rows as tasks take them."""
         if self.partials is not None:
+            if not self.is_partial:
+                batch_df = batch_df.repartition(*(column_of(key.name) for key in self._key_fields))
             return batch_df.groupBy(*self.keys).agg(*self.values)
         return self.by_key(batch_df.select(*self.keys, *self.values))
 

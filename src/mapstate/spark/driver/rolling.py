@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -20,7 +20,7 @@ from mapstate.schema import KeyOrder, time_text
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.event_time import TimedGrouping, TimedState, window_reports
 from mapstate.spark.driver.frames import SentRows
-from mapstate.spark.driver.job import Branch
+from mapstate.spark.driver.job import Branch, Windows
 from mapstate.spark.driver.window_rows import TILE, with_tiles
 from mapstate.spark.executor.rolling_task import RollingTask
 from mapstate.spark.executor.window_task import WindowReport
@@ -36,6 +36,10 @@ class RollingGrouping(TimedGrouping):
 
     Spark first combines the rows of each tile, and then spreads the tiles by key: a second, small shuffle.
     """
+
+    def __init__(self, *settings: Any, windows: Windows) -> None:
+        super().__init__(*settings, windows=windows)
+        self.may_skip_partial = False
 
     def of(self, batch_df: DataFrame) -> DataFrame:
         if self.partials is not None:

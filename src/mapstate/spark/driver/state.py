@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("mapstate")
 
 MOST_SMALL = 5_000  # keys; more are faster on executors
+MANY_ROWS = 400_000  # a task; see bench/partial_aggregate.py
+SPARSE_IN_A_ROW = 3  # batches of many rows and few of a key, before one is aggregated behind the shuffle alone
 SMALL_IN_A_ROW = 3
 """Batches of at most `MOST_SMALL` keys, before the driver applies one without being asked."""
 
@@ -53,7 +55,8 @@ class StateDriver:
         self._grouping: Grouping | None = None
         self._key_order = self.spec.key_order
         self._on_driver = self.spec.is_applied_on_driver
-        self._small_batches = 0  # in a row, of those that were committed last
+        self._small_batches = self._sparse_batches = 0  # in a row, of those that were committed last
+        self._sparse_needed = {"never": 0, "always": float("inf")}.get(self.spec.partial_aggregation, SPARSE_IN_A_ROW)
 
     def open(self) -> Any:
         """The store. Once in each run of a query."""
@@ -102,6 +105,7 @@ class StateDriver:
             self.check_columns(frame)
         frame = self.keyed(frame)
         task, grouping = self.task(frame, record, attempt)
+        grouping.is_partial = self._sparse_batches < self._sparse_needed or not grouping.may_skip_partial
         return self._checked(grouping.of(frame), task, grouping, rows_sent)
 
     def attempt_staged(
@@ -191,16 +195,16 @@ class StateDriver:
         """Reports the batch, which is committed: no error of a report may fail it. No result: it counts as empty."""
         self.committed_as = commit.txid
         self._small_batches = self._small_batches + 1 if commit.keys <= MOST_SMALL else 0
+        self._sparse_batches = self._sparse_batches + 1 if self._is_sparse(commit, result) else 0
         report = msgspec.structs.replace(
             self.make_report(commit, number, result),
             offsets_passed=passed,
             milliseconds=int((time.monotonic() - began) * 1000),
         )
-        state = self.name
         _log.info(
             "state %s: batch %d committed as txid %d: attempt %d, %d rows%s, %d keys, %d read, %d written, %d skipped, "
             "%d ms, at %s",
-            *(state, report.batch_id, report.txid, report.attempt, report.rows),
+            *(self.name, report.batch_id, report.txid, report.attempt, report.rows),
             "" if passed is None else f" of {passed} offsets",
             *(report.keys_written + report.keys_skipped, report.keys_read, report.keys_written),
             *(report.keys_skipped, report.milliseconds, report.at),
@@ -210,14 +214,22 @@ class StateDriver:
                 self._store.keep_report(encode_report(report), MOST_REPORTS)
             except Exception as error:  # noqa: BLE001  the batch counts, whatever a store says
                 _log.warning(
-                    "state %s: the report of batch %d is not kept; the batch counts. %s", state, report.batch_id, error
+                    "state %s: the report of batch %d is not kept; the batch counts. %s",
+                    *(self.name, report.batch_id, error),
                 )
         for function in self.branch.on_batch:
             try:
                 function(report)
             except Exception:  # noqa: BLE001  anybody's code, and the batch counts
-                _log.exception("state %s: on_batch failed for batch %d; the batch counts", state, report.batch_id)
+                _log.exception("state %s: on_batch failed for batch %d; the batch counts", self.name, report.batch_id)
         return report
+
+    def _is_sparse(self, commit: Commit, result: AttemptResult | None) -> bool:
+        """Whether aggregating once is faster. The bounds are wider once that is done: no change to and fro at them."""
+        tasks = [0] if result is None else [task.rows_in for task in result.reports] or [0]
+        margin = 1.5 if self._sparse_batches >= SPARSE_IN_A_ROW else 1.0
+        is_even = max(tasks) * len(tasks) <= 2 * margin * commit.rows
+        return is_even and 4 * margin * commit.keys >= commit.rows >= len(tasks) * MANY_ROWS / margin
 
     def make_report(self, commit: Commit, number: int, result: AttemptResult | None) -> BatchReport:
         """The report of a batch."""
@@ -236,6 +248,7 @@ class StateDriver:
             at=commit.at,
             partitions=len(tasks),
             rows_sent=None if result is None else result.rows_sent,
+            partial_aggregation=result is None or self._grouping is None or self._grouping.is_partial,
         )
 
     def emit(self, new_values: DataFrame, batch_id: int) -> None:
@@ -258,5 +271,6 @@ def _wants_old(function: Downstream | Follower) -> bool:
 
 def encode_report(report: BatchReport) -> bytes:
     """Encode a report as JSON, as a store keeps it. Without windows or offsets it has no numbers of them."""
-    encoded = msgspec.json.encode(report).replace(b',"offsets_passed":null', b"")
+    encoded = msgspec.json.encode(report).replace(b',"partial_aggregation":true', b"")
+    encoded = encoded.replace(b',"offsets_passed":null', b"")
     return encoded.replace(b',"rows_late":0,"rows_between":0,"watermark":null', b"")
