@@ -322,7 +322,7 @@ def test_it_is_there_once_after_a_crash_at_each_write(spark, clicks, tmp_path, m
         clicks.put([Row(at, "x", 1)])
     run(spark, clicks, url, "sliding")
     check(clicks, url, "sliding")
-    vacuum(url, "windows")  # what the dead attempt has left in panes that are gone since
+    vacuum(url, "windows")  # what the orphaned attempt has left in panes that are gone since
     assert panes(url) <= {f"{at + more}" for at in (5_000, 6_000, 7_000) for more in (-20, -15, -10, -5, 0)}
 
 
