@@ -15,7 +15,7 @@ help:
 	@echo "               WORKERS=4 runs as many files at one time; else three, or one where a server is given"
 	@echo "make check    lint, types and the tests that need no server and no JVM, without the models"
 	@echo "make test-containers   every store's tests against the servers of docker-compose.yml"
-	@echo "make matrix   the tests of what touches Spark, on PySpark 4.0 to 4.3 with Python 3.11 to 3.13; takes hours"
+	@echo "make matrix   the tests of what touches Spark, on PySpark 3.5 to 4.3 with Python 3.11 to 3.13; takes hours"
 	@echo "make kafka    the example of docs/kafka.md on a real broker, killed; needs Maven for the jars"
 	@echo "make cluster-test      the ways of docs/cluster.md, on a master and two workers; takes some minutes"
 	@echo "make model    explores the protocol's model; takes half an hour or so"
@@ -78,8 +78,8 @@ $(STAMP): pyproject.toml constraints.txt Makefile
 	@if ! command -v promtool >/dev/null; then \
 	    echo "no promtool here: the rule tests of the alerts will be skipped. To have it: apt-get install prometheus." >&2; \
 	fi
-	@.venv/bin/python scripts/matrix.py --fetch --pyspark 4.0 || \
-	    echo "PySpark 4.0 could not be fetched, so the test of it will fail." >&2
+	@.venv/bin/python scripts/matrix.py --fetch --oldest || \
+	    echo "the oldest PySpark could not be fetched, so the test of it will fail." >&2
 	@scripts/run python tests/fixtures/fast_start.py >/dev/null 2>&1 || echo "no class archive, or no bytecode: the tests start slower"
 	@touch $(STAMP)
 

@@ -19,8 +19,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MATRIX = ROOT / ".venv" / "matrix"
-PYSPARKS = {"4.0": "4.0.5", "4.1": "4.1.4", "4.2": "4.2.1", "4.3": "4.3.0"}
+PYSPARKS = {"3.5": "3.5.7", "4.0": "4.0.5", "4.1": "4.1.4", "4.2": "4.2.1", "4.3": "4.3.0"}
 PYTHONS = ("3.11", "3.12", "3.13")
+PYTHONS_OF = {"3.5": ("3.11",)}  # it imports distutils, which later ones do not have
 WHOLE = [
     f"tests/spark/test_{name}.py"
     for name in (
@@ -32,6 +33,7 @@ WHOLE = [
         "foreach_batch",
         "new_values",
         "replanned",
+        "spark35",
         "spark_faults",
         "spark_offsets",
         "spark_stream",
@@ -104,6 +106,8 @@ def pyspark_of(version: str) -> Path | None:
 
 def run(pyspark: str, python: str, tests: list[str]) -> str:
     """Runs the tests on one pair, and says how they ended."""
+    if python not in PYTHONS_OF.get(pyspark, PYTHONS):
+        return f"not run: PySpark {pyspark} takes Python {', '.join(PYTHONS_OF[pyspark])}"
     venv = environment_of(python)
     if venv is None:
         return f"not run: no python{python} here"
@@ -127,14 +131,18 @@ def main() -> int:
     """Run all pairs that were asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pyspark", choices=PYSPARKS, action="append", help="this one only; may be given again")
+    parser.add_argument("--oldest", action="store_true", help="the oldest one that runs on the Python of .venv only")
     parser.add_argument("--python", choices=PYTHONS, action="append", help="this one only; may be given again")
     parser.add_argument("--short", action="store_true", help="a few tests of each pair")
     parser.add_argument("--shortest", action="store_true", help="two tests, as in every run of the tests")
     parser.add_argument("--fetch", action="store_true", help="only fetch the PySparks")
     asked = parser.parse_args()
+    if asked.oldest:
+        own = version_of(Path(sys.executable))
+        asked.pyspark = [next(one for one in PYSPARKS if own in PYTHONS_OF.get(one, PYTHONS))]
     results = {}
     for pyspark in asked.pyspark or PYSPARKS:
-        for python in asked.python or PYTHONS:
+        for python in asked.python or PYTHONS_OF.get(pyspark, PYTHONS):
             if asked.fetch:
                 pyspark_of(pyspark)
                 continue

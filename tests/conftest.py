@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import psycopg
+import pyspark
 import pytest
 import typer.main
 import typer.testing
@@ -68,6 +69,8 @@ def pytest_xdist_auto_num_workers() -> int:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Marks the tests that start a server, and leaves out what takes long even once unless all chaos is asked for.
 
+    What needs a newer PySpark than this is skipped, and says why; what the library says there is in test_spark35.py.
+
     Files that take minutes come first: at the end of a run no process waits for one of them.
     """
     slow = {item.path for item in items if item.get_closest_marker("slow")}
@@ -76,10 +79,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = SERVERS.intersection(getattr(item, "fixturenames", ()))
         if fixtures or any(map(item.get_closest_marker, ("aerospike", "local_cluster", "redis", "spark"))):
             item.add_marker("server")
+        for mark in item.iter_markers("since"):
+            if _numbers(pyspark.__version__) < _numbers(mark.args[0]):
+                item.add_marker(pytest.mark.skip(reason=f"{mark.args[1]}: since PySpark {mark.args[0]}"))
     if config.getoption("--chaos") != "full":
         left_out = [item for item in items if item.get_closest_marker("full")]
         items[:] = [item for item in items if not item.get_closest_marker("full")]
         config.hook.pytest_deselected(items=left_out)
+
+
+def _numbers(version: str) -> list[int]:
+    return list(map(int, version.split(".")[:2]))
 
 
 @pytest.fixture

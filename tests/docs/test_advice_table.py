@@ -268,6 +268,9 @@ ADVICE: dict[str, str] = {
         cluster/test_cluster.py::test_a_way_brings_the_packages_to_the_executors""",
     "connect#how-a-query-is-started": """
         spark/test_connect_once_more.py::test_every_key_is_right_after_several_batches""",
+    "versions#the-oldest-pyspark": """
+        spark/test_spark35.py::test_batches_count_new_values_come_and_windows_fire_with_them
+        spark/test_state_query.py::test_rows_get_the_fields_of_their_keys_and_nulls_where_there_are_none""",
     "guarantees#rows-are-increments": """
         spark/test_output_modes.py::test_an_aggregation_with_a_watermark_is_added_up_in_append_mode""",
 }

@@ -72,13 +72,17 @@ FOREIGN = {
     "_exit": "os._exit, which is public",
     "_make": "a named tuple's public method",
     "_replace": "a named tuple's public method",
+    "_collect_as_arrow": "what toArrow calls, in PySpark 3.5",
     "_explain_string": "what PySpark's explain prints",
     "_expr": "the same under Spark Connect as _jc",
+    "_getJavaStorageLevel": "what localCheckpoint calls with a level, in PySpark 3.5",
     "_jc": "PySpark has no public way to compare two expressions",
     "_jdf": "PySpark has no public way to a frame's plan",
     "_jsc": "PySpark has no public way to ask whether Spark is local",
     "_jsparkSession": "PySpark has no public way to the JVM's session",
     "_jvm": "PySpark has no public way to the JVM's classes",
+    "_parse_datatype_string": "what DataType.fromDDL calls, in PySpark 3.5",
+    "_serialize_to_jvm": "what createDataFrame calls with a table, in PySpark 3.5",
 }
 # Still to do: names of a base class in another module, and files with more than one subject.
 PRIVATE_TO_DO = {

@@ -17,7 +17,7 @@ import pytest
 from cases import full
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
-from spark_fixtures import AVAILABLE, Visits, contents
+from spark_fixtures import AVAILABLE, DATA_SOURCE, Visits, contents
 from typer.testing import CliRunner
 
 from mapstate import (
@@ -621,6 +621,7 @@ def test_a_state_that_follows_one_that_was_taken_back_is_taken_back_before_a_new
     assert chain.is_right()
 
 
+@DATA_SOURCE
 @pytest.mark.parametrize("lost", ["restored", pytest.param("reset", marks=pytest.mark.full)])
 def test_who_follows_a_state_that_went_back_reads_it_anew(job, lost):
     copy: dict[str, int] = {}

@@ -31,10 +31,9 @@ from test_keys_beside_spark import (  # noqa: F401
 )
 
 from mapstate import Count, Max, Sum, Topology, errors, newStream, opaque, open_reader
-from mapstate.spark.source import MapStateDataSource
 from mapstate.testing import wait_for
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.since("4.0", "Spark Connect")]
 
 CONF = {
     "spark.sql.adaptive.coalescePartitions.enabled": "false",
@@ -260,6 +259,8 @@ def test_a_state_is_a_dataframe_there_too(url, spark, visits):
     visits.put("0", rows_of(0))
     finish(counts_of(visits, spark, url).start(visits.checkpoint, trigger=AVAILABLE))
     if " " in sys.executable:  # then Spark looks for no data sources: docs/dataframes.md
+        from mapstate.spark.source import MapStateDataSource
+
         spark.dataSource.register(MapStateDataSource)
     rows = spark.read.format("mapstate").options(url=url, state="visits").load().collect()
     assert {(row.user_id,): {"visits": row.visits, "bytes": row.bytes} for row in rows} == visits.truth()

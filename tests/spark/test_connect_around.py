@@ -40,7 +40,7 @@ from mapstate.spark.driver.connect import Served, ServedQuery, error_of, sources
 from mapstate.spark.driver.query_run import SourceLog
 from mapstate.testing import wait_for
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.since("4.0", "Spark Connect")]
 
 
 @pytest.fixture(params=[pytest.param("redis", marks=pytest.mark.redis), pytest.param("sqlite", marks=pytest.mark.full)])

@@ -42,4 +42,4 @@ from test_spark_stream import (  # noqa: F401
     test_every_key_is_right_after_several_batches,
 )
 
-pytestmark = [pytest.mark.spark, pytest.mark.full]
+pytestmark = [pytest.mark.spark, pytest.mark.full, pytest.mark.since("4.0", "Spark Connect")]

@@ -281,7 +281,7 @@ def test_the_digest_is_of_what_is_in_a_column_in_any_time_zone(spark, tmp_path):
 @pytest.mark.parametrize(
     ("column", "why"),
     [
-        ("array(parse_json('1'))", "a variant"),
+        pytest.param("array(parse_json('1'))", "a variant", marks=pytest.mark.since("4.0", "variants")),
         ("map(binary('a'), 1)", "a map with keys of type binary"),
         ("named_struct('m', map(array(1), 2))", "a map with keys of type array<int>"),
     ],

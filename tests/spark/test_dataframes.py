@@ -12,13 +12,14 @@ from every_store import AEROSPIKE, REDIS
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql import functions as F
+from spark_fixtures import DATA_SOURCE
 from states import Job, made_of_one_batch
 
 from mapstate import Avg, Count, Max, Min, Sum, TopN, newStream, opaque, open_reader
 from mapstate.keys import KeyCodec
 from mapstate.schema import Field, KeyField
 
-pytestmark = [pytest.mark.spark]
+pytestmark = [pytest.mark.spark, DATA_SOURCE]
 
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 USERS = (KeyField("user", "string"),)

@@ -124,7 +124,8 @@ def test_two_hundred_at_once_are_few_jobs(spark, counts):
 
 def test_a_request_fails_for_its_own_arguments_only(spark):
     def number(requests: Stream) -> Stream:
-        return requests.transform(lambda rows: rows.selectExpr("request_id", "CAST(args AS INT) AS number"))
+        number = "IF(args RLIKE '^[0-9]+$', CAST(args AS INT), RAISE_ERROR('no number')) AS number"
+        return requests.transform(lambda rows: rows.selectExpr("request_id", number))
 
     def raises(_: Stream) -> Stream:
         raise RuntimeError("no function today")

@@ -16,8 +16,9 @@ import pyarrow as pa
 import pytest
 from processes import FIXTURES
 from pyarrow import parquet
+from spark_fixtures import DATA_SOURCE
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, DATA_SOURCE]
 
 NAN, INF = float("nan"), float("inf")
 ROWS = ("some", "low", "high", "odd", "null")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F
-from spark_fixtures import run_job
+from spark_fixtures import DATA_SOURCE, run_job
 from visits_job import at_last, started
 
 from mapstate import Count, Last, Max, Sum, TumblingDurationWindow, newStream, opaque, open_reader
@@ -22,7 +22,7 @@ from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.testing import Fail, FaultyBackend
 
-pytestmark = [pytest.mark.spark]
+pytestmark = [pytest.mark.spark, DATA_SOURCE]
 
 NOW = {"availableNow": True}
 

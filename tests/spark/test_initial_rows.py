@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 from partitioned_log import SCHEMA, PartitionedLog
-from spark_fixtures import AVAILABLE, ONE_STORE_OF_BYTES, contents
+from spark_fixtures import AVAILABLE, DATA_SOURCE, ONE_STORE_OF_BYTES, contents
 
 from mapstate import Count, Sum, Topology, errors, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
 from mapstate.spark import Coordinates, InitialRows, StartsAt
 from mapstate.testing import Fail, FaultyBackend
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, DATA_SOURCE]
 
 PLACES = ("topic", "partition", "offset")
 

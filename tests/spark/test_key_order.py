@@ -21,6 +21,7 @@ from mapstate.keys import KeyCodec
 from mapstate.schema import KeyField
 from mapstate.spark.driver import state
 from mapstate.spark.driver.apply import Grouping, by_part
+from mapstate.spark.driver.spark35 import calls
 
 KEYS = [f"{letter}{number}" for letter in "zäaé漢B" for number in range(100)]
 
@@ -124,7 +125,9 @@ def test_a_cluster_gets_slot_group_after_slot_group(spark, keys, rows):
     fields = [KeyField(name, kind) for name, kind in zip(names, keys, strict=True)]
     part = by_part(RedisClusterBackend(buckets=8).key_order, fields, [F.col(name) for name in names])
     one_task = frame.orderBy(F.rand(1)).coalesce(1).sortWithinPartitions(part)
-    texts = KeyCodec(fields).encode_columns([list(of) for of in one_task.toArrow().to_pydict().values()], len(rows))
+    texts = KeyCodec(fields).encode_columns(
+        [list(of) for of in calls().to_arrow(one_task).to_pydict().values()], len(rows)
+    )
     groups = {key: part.group for part in by_slot_group(texts, 8) for key in part.keys}
     found = [groups[key] for key in texts]
     assert found == sorted(found)

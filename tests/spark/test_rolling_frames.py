@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 from rolled import HOURS, MINUTE, T0, TENS, Rolled, Row, keyed
 from service import client_of
+from spark_fixtures import DATA_SOURCE
 from states import Job
 
 from mapstate import (
@@ -36,7 +37,6 @@ from mapstate import (
 from mapstate.drpc import DRPCClient
 from mapstate.errors import StaleBatchError, UnknownColumnError, UsageError
 from mapstate.spark import DRPCServer, newStaticState, pointInTime, stateQuery
-from mapstate.spark.source import MapStateDataSource
 from mapstate.trident import TupleCollectionGet
 
 pytestmark = [pytest.mark.spark]
@@ -68,6 +68,7 @@ def values(found: Any) -> dict[str, Any]:
     return {row.pop("k"): row for row in rows}
 
 
+@DATA_SOURCE
 def test_a_frame_has_the_columns_of_all_windows(spark, url, tens):
     found = frame(spark, url, numPartitions=3)
     names = ["k", *(tens.right("k1", 0) or {})]
@@ -78,6 +79,7 @@ def test_a_frame_has_the_columns_of_all_windows(spark, url, tens):
     assert found.where("rows_10 > 0").count() == sum((tens.right(key) or {})["rows_10"] > 0 for key in KEYS)
 
 
+@DATA_SOURCE
 @pytest.mark.parametrize(("at", "end"), [("30", 30), ("33", 30), ("watermark", 59), ("500", 500)])
 @pytest.mark.parametrize("as_of", ["batch", "scan"])
 def test_all_tasks_end_at_one_time(spark, url, tens, at, end, as_of):
@@ -85,6 +87,7 @@ def test_all_tasks_end_at_one_time(spark, url, tens, at, end, as_of):
     assert values(frame(spark, url, at=at, asOf=as_of, **options)) == {key: tens.right(key, end) for key in KEYS}
 
 
+@DATA_SOURCE
 def test_columns_and_keys_are_chosen(spark, url, tens):
     some = frame(spark, url, "total_10 bigint, k string", at="30")
     assert values(some) == {key: {"total_10": (tens.right(key, 30) or {})["total_10"]} for key in KEYS}
@@ -96,6 +99,7 @@ def test_columns_and_keys_are_chosen(spark, url, tens):
         frame(spark, url, "total bigint").collect()
 
 
+@DATA_SOURCE
 def test_a_page_needs_a_time(spark, url, tens):
     assert values(frame(spark, url, asOf="page", at="30")) == {key: tens.right(key, 30) for key in KEYS}
     for options in ({}, {"at": "watermark"}):
@@ -103,12 +107,14 @@ def test_a_page_needs_a_time(spark, url, tens):
             frame(spark, url, asOf="page", **options).collect()
 
 
+@DATA_SOURCE
 @pytest.mark.parametrize(("at", "says"), [("-500", "kept whole from"), ("x", "this is none"), ("1.5", "this is none")])
 def test_a_time_that_cannot_be_is_refused_when_the_read_is_planned(spark, url, tens, at, says):
     with pytest.raises((AnalysisException, PySparkException), match=says):
         frame(spark, url, at=at).collect()
 
 
+@DATA_SOURCE
 def test_other_reads_have_no_time(spark, url, tens):
     Job(url, state="plain").batch(a=1)
     with pytest.raises((AnalysisException, PySparkException), match="no rolling windows"):
@@ -116,6 +122,7 @@ def test_other_reads_have_no_time(spark, url, tens):
     assert tens.record.rolling is not None
 
 
+@DATA_SOURCE
 def test_the_windows_of_a_frame_end_now(spark, url):
     now = time.time_ns() // 1000
     state = keyed(url, (("10 minutes", "1 second"), ("1 hour", "1 minute")))
@@ -125,7 +132,10 @@ def test_the_windows_of_a_frame_end_now(spark, url):
     assert values(found.select("k", "rows_1_hour")) == {"a": {"rows_1_hour": 2}}  # of the same plan
 
 
+@DATA_SOURCE
 def test_an_old_plan_of_now_is_refused(url, monkeypatch):
+    from mapstate.spark.source import MapStateDataSource
+
     state = keyed(url, HOURS)
     state.batch(Row(T0, "a", 3))
     clock = "mapstate.reader.rolling.time.time_ns"
@@ -148,6 +158,7 @@ def test_an_old_plan_of_now_is_refused(url, monkeypatch):
         assert read(plan, 30)[0]["rows_lifetime"] == (1 if "asOf" in options else 0)
 
 
+@DATA_SOURCE
 @pytest.mark.parametrize("url", [FULL[1], REDIS], indirect=True)
 def test_every_way_of_reading_gives_whole_batches_while_they_run(spark, url):
     """Threads of one reader, an event loop, HTTP and a DataFrame, each beside the driver, which also loses attempts."""
@@ -232,6 +243,7 @@ def own(url: str) -> Rolled:
     return state
 
 
+@DATA_SOURCE
 def test_a_frame_asks_for_no_combiner_that_its_columns_do_not_need(spark, url, own):
     right = {key: {"rows_10": (own.right(key, 30) or {})["rows_10"]} for key in KEYS}
     for options in ({"numPartitions": 3}, {"asOf": "scan"}, {"keys": json.dumps(KEYS)}):
@@ -350,6 +362,7 @@ def test_a_drpc_function_reads_windows(spark, url, tens):
         assert client.execute("rows", "k1") == [{"args": "k1", "rows_lifetime": 9}]
 
 
+@DATA_SOURCE
 def test_a_frame_cannot_follow_rolling_windows(spark, url, tens):
     for options, says in (({}, "keeps no changes|no change"), ({"at": "30"}, "not of readStream")):
         changes = spark.readStream.format("mapstate").options(url=url, state="s", **options).load()

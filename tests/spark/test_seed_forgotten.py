@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from cases import full
 from partitioned_log import PartitionedLog
-from spark_fixtures import AVAILABLE, ONE_STORE_OF_BYTES, contents
+from spark_fixtures import AVAILABLE, DATA_SOURCE, ONE_STORE_OF_BYTES, contents
 
 from mapstate import (
     LIFETIME,
@@ -32,7 +32,7 @@ from mapstate.operations.forget import forget, forget_listed, listed
 from mapstate.operations.swap import swap
 from mapstate.testing import Fail, FaultyBackend
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, DATA_SOURCE]
 
 PLACES = ("topic", "partition", "offset")
 

@@ -324,6 +324,28 @@ def test_a_second_driver_on_the_same_checkpoint_fences_the_first(url, spark, vis
     assert contents(url) == {("a",): {"visits": 3, "bytes": 3}, ("b",): {"visits": 3, "bytes": 6}}
 
 
+def died_at_its_first_offsets(visits: Any, place: Path) -> Path:
+    """A copy of the checkpoint as it would be."""
+    shutil.copytree(visits.checkpoint, place)
+    shutil.rmtree(place / "commits")
+    (place / "offsets" / "0").rename(place / "offsets" / ".0.2cd2a4f1.tmp")
+    return place
+
+
+@pytest.mark.since("4.0", "this refusal of Spark's own")
+def test_spark_itself_starts_no_query_whose_driver_died_as_it_wrote_the_first_offsets(spark, visits, tmp_path):
+    visits.put("0", [("a", 1)])
+
+    def run(checkpoint: Path) -> None:
+        writer = visits.stream(spark).writeStream.format("noop").option("checkpointLocation", str(checkpoint))
+        finish(writer.trigger(availableNow=True).start())
+
+    run(visits.checkpoint)
+    says = "STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY|concurrently using"  # by its version
+    with pytest.raises(StreamingQueryException, match=says):
+        run(died_at_its_first_offsets(visits, tmp_path / "itself"))
+
+
 def test_a_checkpoint_whose_driver_died_as_it_wrote_the_first_offsets_says_what_to_delete(spark, visits, tmp_path):
     visits.put("0", [("a", 1)])
     url = f"sqlite:///{tmp_path}/state.db"
@@ -332,14 +354,7 @@ def test_a_checkpoint_whose_driver_died_as_it_wrote_the_first_offsets_says_what_
         return newStream("visits", visits.stream(spark)).groupBy("user_id").persistentAggregate(opaque(url), n=Count())
 
     finish(counts().start(visits.checkpoint, trigger=AVAILABLE))
-    died = tmp_path / "died"
-    shutil.copytree(visits.checkpoint, died)
-    shutil.rmtree(died / "commits")
-    (died / "offsets" / "0").rename(died / "offsets" / ".0.2cd2a4f1.tmp")
-    says = "STATE_STORE_CHECKPOINT_LOCATION_NOT_EMPTY|concurrently using"  # Spark itself, by its version
-    itself = shutil.copytree(died, tmp_path / "itself")
-    with pytest.raises(StreamingQueryException, match=says):
-        finish(visits.stream(spark).writeStream.format("noop").option("checkpointLocation", str(itself)).start())
+    died = died_at_its_first_offsets(visits, tmp_path / "died")
     for place in (died, f"file:{died}"):
         with pytest.raises(CheckpointError, match=r"Delete (.+) and start again") as caught:
             counts().start(place, trigger=AVAILABLE)

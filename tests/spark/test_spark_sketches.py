@@ -28,7 +28,7 @@ from mapstate.backends import resolve
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.sketches import theta_difference, theta_estimate, theta_intersection, theta_union
 
-pytestmark = pytest.mark.spark
+pytestmark = [pytest.mark.spark, pytest.mark.since("4.1", "three of the four sketches")]
 
 RANKS = [0.0, 0.1, 0.5, 0.9, 0.99, 1.0]
 

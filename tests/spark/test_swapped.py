@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import SparkSession
+from spark_fixtures import DATA_SOURCE
 from states import LoggedJob
 
 from mapstate import Count, newStream, opaque
@@ -41,6 +42,7 @@ def url(spark: SparkSession, redis_url: str) -> str:
     return redis_url
 
 
+@DATA_SOURCE
 @pytest.mark.redis
 def test_a_frame_reads_the_version_of_the_alias_and_one_planned_before_a_swap_is_refused(spark, url):
     before = read(spark, url)
@@ -77,6 +79,7 @@ def follow(spark: SparkSession, url: str, place: Path, **options: str) -> dict[s
     return table
 
 
+@DATA_SOURCE
 @pytest.mark.redis
 def test_a_stream_of_changes_ends_with_a_swap(spark, url, tmp_path):
     assert follow(spark, url, tmp_path / "one") == {"ann": 1}
@@ -86,6 +89,7 @@ def test_a_stream_of_changes_ends_with_a_swap(spark, url, tmp_path):
     assert follow(spark, url, tmp_path / "two") == {"ann": 2, "bob": 1}
 
 
+@DATA_SOURCE
 @pytest.mark.redis
 def test_a_stream_that_restarts_gets_the_whole_new_version_and_the_keys_that_it_lacks(spark, url, tmp_path):
     job = LoggedJob(url, state="w", owner="w")
@@ -106,6 +110,7 @@ def test_a_stream_that_restarts_gets_the_whole_new_version_and_the_keys_that_it_
         follow(spark, url, tmp_path / "two", onSwap="other")
 
 
+@DATA_SOURCE
 @pytest.mark.full
 @pytest.mark.redis
 def test_a_stream_cannot_restart_where_the_version_before_is_gone(spark, url, tmp_path):

@@ -142,7 +142,7 @@ class ApproxCountDistinct(_Distinct):
 
     form = "hll"
     _kind = "hll_sketch"
-    _since = (4, 0)
+    _since = (3, 5)
     _sizes = (4, 21)
 
     def partials(self, value_type: str) -> list[Column]:  # noqa: ARG002  always bytes

@@ -16,6 +16,7 @@ from mapstate.backends import check_state_name
 from mapstate.drpc import PORT
 from mapstate.errors import ConfigurationError, UsageError, check_range, cut, missing_driver
 from mapstate.spark.driver.access import access_of
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.executor.task import arrow_schema
 from mapstate.spark.streams.stream import Stream, newStream
 from mapstate.values import plain
@@ -255,7 +256,8 @@ class _Jobs:
         import pyarrow as pa
 
         ids = [f"{tag}-{at}" for at in range(len(args))]  # which no function makes up, nor keeps from another job
-        requests = self._spark.createDataFrame(pa.table({"request_id": ids, "args": list(args)}))
+        form = calls().from_ddl("request_id string, args string")
+        requests = calls().from_arrow(self._spark)(pa.table([ids, list(args)], form.names), form)
         rows = self._steps(newStream(self._name, requests)).toDF()
         if "request_id" not in rows.columns:
             raise ConfigurationError(
@@ -264,7 +266,9 @@ class _Jobs:
         kinds = {field.name: field.dataType.simpleString() for field in rows.schema}
         rows = _in_months(rows)
         access_of(rows).plan_rows()  # as for `collected`
-        table = rows.toArrow().cast(arrow_schema(rows.schema))  # rows of Python have no instants, but local times
+        table = (
+            calls().to_arrow(rows).cast(arrow_schema(rows.schema))
+        )  # rows of Python have no instants, but local times
         found: dict[Any, list[Any]] = {one: [] for one in ids}
         for row in table.to_pylist():
             request = row.pop("request_id")

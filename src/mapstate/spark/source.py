@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
 from msgspec import MsgspecError, convert, json
 from msgspec.structs import asdict, replace
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from mapstate.aggregators.aggregator import Aggregator
@@ -37,6 +36,16 @@ from mapstate.reader.tables import Columns, types_of
 from mapstate.serializers import serializer
 from mapstate.spark.executor.task import arrow_schema
 from mapstate.values import column_type
+
+try:
+    from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+except ModuleNotFoundError as error:
+    if error.name != "pyspark.sql.datasource":
+        raise
+    raise UsageError(
+        "the format mapstate needs PySpark 4.0 or newer, and this is 3.5. Nothing was read. Take stateQuery, or "
+        "open_reader(...).to_pandas(). See docs/versions.md#the-oldest-pyspark"
+    ) from error
 
 if TYPE_CHECKING:
     import pyarrow as pa

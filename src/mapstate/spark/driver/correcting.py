@@ -42,6 +42,7 @@ from mapstate.spark.driver.frames import ONE_DRAW, computed_once, through
 from mapstate.spark.driver.job import Branch, StreamPlan
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.seeding import why_not_apart
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.driver.window_rows import ANY_TIME, beside_of
 from mapstate.spark.driver.windows import WindowedState
@@ -198,7 +199,7 @@ class _Correction:
         listed, codec, names = ListedKeys(seen.keys, forgotten), KeyCodec(seen.keys), [key.name for key in seen.keys]
         added = frame.where(F.col(SIGN) > 0) if SIGN in frame.columns else frame
         back = 0
-        for batch in added.select(*map(column_of, names)).distinct().toArrow().to_batches():
+        for batch in calls().to_arrow(added.select(*map(column_of, names)).distinct()).to_batches():
             texts = codec.encode_columns(columns_to_python(batch.columns, names), batch.num_rows)
             back += sum(text in listed for text in texts)
         if back:

@@ -11,6 +11,7 @@ from mapstate.errors import DataError, MapStateError, cut
 from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.job import Step, StreamPlan
 from mapstate.spark.driver.retry_policy import Cause, cause_of
+from mapstate.spark.driver.spark35 import calls
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,9 +39,7 @@ def through(steps: Sequence[Step], frame: DataFrame, batch_id: int | None) -> Da
 
 def computed_once(frame: DataFrame) -> tuple[DataFrame, Callable[[], None]]:
     """The frame, computed now, in two replicas and never again; and the function that releases it."""
-    from pyspark import StorageLevel
-
-    kept = frame.localCheckpoint(True, StorageLevel.MEMORY_AND_DISK_2)
+    kept = calls().stored(frame)
     return kept, access_of(kept).release
 
 

@@ -17,6 +17,7 @@ from mapstate.protocol.stored_ledger import record_pages
 from mapstate.schema import KeyField
 from mapstate.serializers import RecordCodec, serializer
 from mapstate.spark.driver.access import configured
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.executor.task import REPORT_COLUMN, arrow_schema
 from mapstate.spec import StateSpec
 from mapstate.values import column_type
@@ -122,12 +123,10 @@ def arrow_frame(
     table = pa.Table.from_batches(batches, schema=form) if batches else form.empty_table()
     settings = _AS_ARROW if rows_of_task is None else _AS_ARROW | {_MOST_RECORDS: str(rows_of_task), _MOST_LOCAL: "0"}
     with configured(batch_df, settings):
-        return batch_df.sparkSession.createDataFrame(table, schema=schema)
+        return calls().from_arrow(batch_df.sparkSession)(table, schema)
 
 
 def shown_types(fields: Fields) -> dict[str, Any]:
     """The Spark type of each field's `result` as rows show it."""
-    from pyspark.sql.types import DataType
-
     kinds = zip(fields.fields, fields.types, strict=True)
-    return {field.name: DataType.fromDDL(column_type(kind)) for field, kind in kinds}
+    return {field.name: calls().from_ddl(column_type(kind)) for field, kind in kinds}

@@ -12,6 +12,7 @@ from mapstate.spark.driver.access import access_of, configured
 from mapstate.spark.driver.apply import AttemptResult, Grouping
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once
 from mapstate.spark.driver.new_values import new_values_frame
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.executor.task import REPORT_COLUMN, BatchTask, reports_of
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def collected(rows: DataFrame) -> list[pa.RecordBatch] | None:
             # Planned and begun here: toArrow does it in a thread of its own, for which it waits for ever where an Error
             # ends it, such as NoSuchMethodError of a source that is compiled for another Spark.
             access_of(rows).plan_rows()
-            batches: list[pa.RecordBatch] = rows.toArrow().to_batches()
+            batches: list[pa.RecordBatch] = calls().to_arrow(rows).to_batches()
             return batches
     except (PySparkException, Py4JError) as error:
         if "spark.driver.maxResultSize" not in str(error):

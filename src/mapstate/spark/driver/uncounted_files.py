@@ -116,7 +116,7 @@ def _kafka_bounds(frame: DataFrame) -> list[tuple[str, str] | None]:
         )
     session, leaves = frame.sparkSession._jsparkSession, frame._jdf.queryExecution().analyzed().collectLeaves()
     jvm = frame.sparkSession._jvm
-    java_class(jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(session)  # of this thread
+    java_class(jvm, "org.apache.spark.sql.SparkSession").setActiveSession(session)  # of this thread
 
     def offsets(relation: Any, start: str) -> str:
         given = {name: value for name, value in relation.extraOptions().items() if not name.startswith("starting")}

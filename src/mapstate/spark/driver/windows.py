@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -33,6 +33,7 @@ from mapstate.spark.driver.event_time import TimedState, window_reports
 from mapstate.spark.driver.frames import ONE_DRAW, SentRows
 from mapstate.spark.driver.job import Branch, Follower, Job
 from mapstate.spark.driver.new_values import arrow_frame, shown_types
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.driver.window_rows import ANY_TIME, with_panes
 from mapstate.spark.executor.task import TaskReport, arrow_schema
 from mapstate.spark.executor.window_task import (
@@ -236,12 +237,13 @@ class Fired(NamedTuple):
 
 def fired_type(job: Job, fields: Fields) -> StructType:
     """The columns of fired windows: start and end, the grouping columns, and one per aggregate."""
-    from pyspark.sql.types import DataType, StructField, StructType
+    from pyspark.sql.types import StructField, StructType
 
-    time_type = DataType.fromDDL(job.keys[0].type)
+    from_ddl = calls().from_ddl
+    time_type = from_ddl(job.keys[0].type)
     is_session = job.windows is not None and job.windows.by_pane.sessions
     columns = [StructField(WINDOW_START, time_type), StructField(WINDOW_END, time_type)]
-    columns += [StructField(key.name, DataType.fromDDL(key.type)) for key in job.keys[1:]]
+    columns += [StructField(key.name, from_ddl(key.type)) for key in job.keys[1:]]
     columns += [
         StructField(name, kind)
         for name, kind in shown_types(fields).items()
@@ -252,9 +254,7 @@ def fired_type(job: Job, fields: Fields) -> StructType:
 
 def _spread(frame: DataFrame, rows: Sequence[Sequence[Any]], schema: str) -> DataFrame:
     """Rows that the driver holds, over the executors. As rows of Python they would go through a task of their own."""
-    from pyspark.sql.types import DataType
-
-    of_spark = cast("StructType", DataType.fromDDL(schema))
+    of_spark: StructType = calls().from_ddl(schema)
     form = arrow_schema(of_spark)
     columns = [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(form.types)]
     # Spark would take what tasks make of the rows to be as small as these, and broadcast it in a join.

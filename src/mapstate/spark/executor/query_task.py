@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -84,12 +84,12 @@ class QueryTask:
         self._before = before
         self._known: dict[tuple[Any, ...], Any] | None = None
 
-    def ask_now(self, frame: DataFrame) -> None:
-        """Asks for all keys of the frame, on the driver, and keeps the answers."""
+    def ask_now(self, frame: DataFrame, to_arrow: Callable[[DataFrame], pa.Table]) -> None:
+        """Asks for all keys of the frame, on the driver, and keeps the answers. ``to_arrow`` collects rows."""
         columns = [column_of(name).alias(f"key{at}") for at, name in enumerate(self._keys)]
         known: dict[tuple[Any, ...], Any] = {}
         if columns:
-            table = frame.select(*columns).distinct().toArrow()
+            table = to_arrow(frame.select(*columns).distinct())
             keys = _rows_of(table.columns, self._keys, table.num_rows)
         else:
             keys = [()]

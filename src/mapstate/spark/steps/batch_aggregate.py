@@ -11,6 +11,7 @@ from mapstate.aggregators.columns import column_of
 from mapstate.errors import ConfigurationError, DuplicateNameError, check_range
 from mapstate.schema import Field
 from mapstate.spark.driver.job import Step
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.executor.batch_fold import MARK, FinishTask, FoldTask
 from mapstate.spark.executor.task import arrow_schema
 from mapstate.spark.interfaces import BatchAggregator, ensure_picklable
@@ -60,7 +61,7 @@ class Links:
 
     def over(self, schema: StructType, keys: Sequence[str] = ()) -> Step:
         """The step that aggregates each batch. Raises ConfigurationError."""
-        from pyspark.sql.types import DataType, StructField, StructType
+        from pyspark.sql.types import StructField, StructType
 
         types = {field.name: field.dataType.simpleString() for field in schema.fields}
         keys = column_names(schema, keys, "aggregate")
@@ -70,13 +71,13 @@ class Links:
         for name, one in self.links:
             ensure_picklable(f"the aggregator {one!r}", one)
             if isinstance(one, BatchAggregator):
-                emitted: Any = StructType.fromDDL(one.output)
+                emitted: Any = calls().from_ddl(one.output)
                 out += emitted.fields
                 widths.append(len(emitted.fields))
                 continue
             widths.append(1)
             field = Field(name, one.describe(), one.bind(types))
-            out.append(StructField(name, DataType.fromDDL(column_type(one.result_type(field.type)))))
+            out.append(StructField(name, calls().from_ddl(column_type(one.result_type(field.type)))))
             fields.append(field)
         folded = [field.name.casefold() for field in out]
         for name in folded:

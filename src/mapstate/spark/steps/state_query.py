@@ -22,6 +22,7 @@ from mapstate.reader.tables import types_of
 from mapstate.schema import KeyField
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.job import Job, Step
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.executor.query_task import NOW, AskedState, QueryTask
 from mapstate.spark.executor.task import arrow_schema
 from mapstate.spark.interfaces import (
@@ -141,8 +142,6 @@ class QueryPlan:
         consistency: Consistency,
     ) -> QueryPlan:
         """Raises what `Rows.stateQuery` says."""
-        from pyspark.sql.types import StructType
-
         if consistency not in ("committed", "latest"):
             raise ConfigurationError(f"consistency is 'committed' or 'latest', not {consistency!r}")
         names = column_names(schema, [keys] if isinstance(keys, str) else keys, "stateQuery")
@@ -163,7 +162,7 @@ class QueryPlan:
                 query, of_key = copy(query), {key.name for key in asked.keys}
                 query.columns = [name for name, _ in shown if name not in of_key]
         elif isinstance(fields, str):
-            parsed: Any = StructType.fromDDL(fields)
+            parsed: Any = calls().from_ddl(fields)
             whole, shown, added = False, [], parsed
         else:
             raise ConfigurationError(f"say what {type(query).__name__} emits, as DDL: fields='followers bigint'")
@@ -232,7 +231,7 @@ class QueryPlan:
             self._asked_by(frame), self.query, keys=self.keys, shown=self.shown, added=added, before=before
         )
         if not self.on_executors:
-            task.ask_now(frame)
+            task.ask_now(frame, calls().to_arrow)
         schema = StructType([*frame.schema.fields, *self.added.fields])
         if self._asked.is_rolling and self.on_executors:
             frame = frame.withColumn(NOW, unix_micros(current_timestamp()) if now is None else lit(now).cast("bigint"))
@@ -310,7 +309,7 @@ class KnownState:
         self, fields: Sequence[str] | Mapping[str, str] | str | None, *, with_keys: bool
     ) -> tuple[list[tuple[str, str]], StructType]:
         """Which parts of a state's entries are shown, of which types, and the columns in which."""
-        from pyspark.sql.types import DataType, StructField, StructType
+        from pyspark.sql.types import StructField, StructType
 
         hidden = () if with_keys else {key.name for key in self.keys}
         types = {name: kind for name, kind in self._types.items() if name not in hidden}
@@ -324,7 +323,7 @@ class KnownState:
                 raise UnknownColumnError(
                     f"state {self.spec.state!r} has no {name!r} to show; it has {', '.join(types)}", column=name
                 )
-        columns = [StructField(column, DataType.fromDDL(column_type(types[name]))) for name, column in named.items()]
+        columns = [StructField(column, calls().from_ddl(column_type(types[name]))) for name, column in named.items()]
         return [(name, types[name]) for name in named], StructType(columns)
 
 

@@ -22,6 +22,7 @@ from mapstate.reader.rolling import end_of, no_rolling_windows, readable_fields
 from mapstate.reader.tables import types_of
 from mapstate.reader.times import clamped
 from mapstate.schema import Field, TimeType
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.executor.query_task import QueryTask
 from mapstate.spark.executor.task import arrow_schema
 from mapstate.spark.executor.training_task import AsOf, HistoryTask, PlannedState
@@ -122,7 +123,7 @@ def rollingFeatures(
     one key in memory. Raises ConfigurationError.
     """
     from pyspark.sql import functions as F
-    from pyspark.sql.types import DataType, StructField, StructType
+    from pyspark.sql.types import StructField, StructType
 
     if not isinstance(windows, RollingWindows):
         raise ConfigurationError(f"rollingFeatures takes windows such as RollingWindows.of('1 hour'), not {windows!r}")
@@ -145,7 +146,7 @@ def rollingFeatures(
     fields = Fields([Field(name, one.describe(), one.bind(types)) for name, one in named.items()], named)
     answers = Answers(joins_of(fields.fields, named), definition)
     shown = types_of((), answers.fields).items()
-    added = StructType([StructField(name, DataType.fromDDL(column_type(of))) for name, of in shown])
+    added = StructType([StructField(name, calls().from_ddl(column_type(of))) for name, of in shown])
     check_new(queries.schema, added, option=None)
 
     read, widths = [], []

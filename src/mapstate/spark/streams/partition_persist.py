@@ -13,6 +13,7 @@ from mapstate.errors import ConfigurationError, IncompleteBatchError, check_rang
 from mapstate.spark.driver.access import configured
 from mapstate.spark.driver.frames import computed_once, through
 from mapstate.spark.driver.job import AfterCommit, Downstream, Follower, Step
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.executor.task import REPORT_COLUMN, TaskReport, reports_of
 from mapstate.spark.executor.update_task import UpdateTask
 from mapstate.spark.interfaces import StateFactory, StateUpdater, ensure_picklable
@@ -128,6 +129,6 @@ def update_task(
     by = column_names(schema, by, "partitionPersist")
     ensure_picklable("the state factory", state)
     ensure_picklable("the state updater", updater)
-    emitted: Any = StructType.fromDDL(updater.output) if updater.output else StructType([])
+    emitted: Any = calls().from_ddl(updater.output) if updater.output else StructType([])
     check_unique(emitted.names)
     return UpdateTask(state, updater, by=by, emitted=emitted, partitions=partitions, chunk_size=chunk_size)

@@ -13,6 +13,7 @@ from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.executors import start_workers_as_here
 from mapstate.spark.driver.frames import through
 from mapstate.spark.driver.job import AfterCommit, Branch, Downstream, Job, Step
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.interfaces import StateFactory, StateUpdater
 from mapstate.spark.steps.columns import empty_frame
 from mapstate.spark.steps.state_query import Queried
@@ -57,6 +58,7 @@ def newStream(name: str, df: DataFrame, *, ticks: bool = False, initialRows: Ini
     if isinstance(given, DataFrame):
         raise ConfigurationError("newStream takes a name first, and then the DataFrame: newStream('visits', df)")
     check_state_name(name)
+    calls()  # before the next line, which Spark Connect's own DataFrame of PySpark 3.5 is no match for
     if not isinstance(df, DataFrame):
         raise ConfigurationError(f"newStream takes a DataFrame, not a {type(df).__module__}.{type(df).__name__}")
     start_workers_as_here(df)

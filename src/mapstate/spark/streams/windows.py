@@ -20,6 +20,7 @@ from mapstate.protocol.sessions import FIRST, LAST
 from mapstate.protocol.windows import WindowDefinition
 from mapstate.schema import KeyField
 from mapstate.spark.driver.job import Downstream, Follower, Job, Windows
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.driver.window_rows import TILE, LateRows
 from mapstate.spark.driver.windows import WINDOW_END, WINDOW_START, WindowedState, fired_type
 from mapstate.spark.steps.columns import empty_frame
@@ -210,7 +211,7 @@ class WindowedStream(InWindows["WindowedAggregate"]):
         return dict(aggregates) | times
 
     def keep(self, job: Job) -> WindowedAggregate:
-        from pyspark.sql.types import DataType, StructField, StructType
+        from pyspark.sql.types import StructField, StructType
 
         windows = self.windows
         read = {name: self.schema[name].dataType.simpleString() for name in (windows.time, windows.source) if name}
@@ -226,7 +227,7 @@ class WindowedStream(InWindows["WindowedAggregate"]):
             from mapstate.spark.driver.sessions import SessionState
 
             branch.make_driver = SessionState
-        inside = StructType([*self.schema.fields, StructField(windows.column, DataType.fromDDL(windows.type))])
+        inside = StructType([*self.schema.fields, StructField(windows.column, calls().from_ddl(windows.type))])
         return WindowedAggregate(query, branch, empty_frame(self.stream.df, inside), stream=self.stream)
 
 
