@@ -1,18 +1,20 @@
 # The service and the commands: docs/running.md#images.
 #
 #     docker build --tag mapstate .
-#     docker run --rm -e MAPSTATE_URL mapstate ls
+#     docker run --rm --no-healthcheck -e MAPSTATE_URL mapstate ls
 #     docker run -p 8080:8080 -e MAPSTATE_URL -e MAPSTATE_TOKEN --read-only mapstate
 ARG PYTHON=python:3.13-slim-bookworm
 
 FROM ${PYTHON} AS build
+ARG EXTRAS=aerospike,aws,azure,cli,gcp,redis,serve,sketches
 WORKDIR /build
 COPY . .
+# Also for what builds the wheel.
+ENV PIP_CONSTRAINT=/build/constraints.txt
 RUN python3 -m venv /opt/mapstate \
-    && /opt/mapstate/bin/python -m pip install --no-cache-dir --constraint constraints.txt \
-        '.[aerospike,cli,redis,serve,sketches]' \
+    && /opt/mapstate/bin/python -m pip install --no-cache-dir ".[$EXTRAS]" \
     && python3 -m venv /opt/bill \
-    && /opt/bill/bin/python -m pip install --no-cache-dir --constraint constraints.txt cyclonedx-bom \
+    && /opt/bill/bin/python -m pip install --no-cache-dir cyclonedx-bom \
     && /opt/bill/bin/cyclonedx-py environment --output-reproducible --output-file /opt/mapstate/sbom.json \
         /opt/mapstate/bin/python
 

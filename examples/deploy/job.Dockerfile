@@ -9,10 +9,12 @@ ARG PYTHON=python:3.13-slim-bookworm
 FROM ${SPARK} AS spark
 
 FROM ${PYTHON} AS build
+ARG EXTRAS=redis,sketches,tables
 WORKDIR /build
 COPY . .
+ENV PIP_CONSTRAINT=/build/constraints.txt
 RUN python3 -m venv /opt/site \
-    && /opt/site/bin/python -m pip install --no-cache-dir --constraint constraints.txt '.[redis,sketches,tables]'
+    && /opt/site/bin/python -m pip install --no-cache-dir ".[$EXTRAS]"
 
 FROM ${PYTHON}
 # What Spark's entrypoint calls.

@@ -177,11 +177,15 @@ def test_aws_without_an_identity_a_region_or_a_user_is_refused(door, monkeypatch
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
     with pytest.raises(StoreAuthError, match="NoCredentialsError"):
         resolve(url).open("visits").load()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")  # it is there a moment later
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    assert resolve(url).open("visits").load() is None
+    assert len(behind.tokens) == 1
     _provider_of.cache_clear()
     monkeypatch.delenv("MAPSTATE_REDIS_CACHE")
     with pytest.raises(ConfigurationError, match="MAPSTATE_REDIS_CACHE is not set"):
         resolve(elsewhere(url)).open("visits").load()
-    assert not behind.tokens
+    assert len(behind.tokens) == 1
 
 
 # Google and Azure: the password is a token that the machine's metadata gives

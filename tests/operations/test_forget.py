@@ -272,6 +272,22 @@ def test_all_windows_of_a_key_are_gone_and_the_others_are_purged_as_ever(url, tm
         forget(url, "s", {"window_start": 20}, id="u")
 
 
+def test_windows_are_whole_between_the_two_writes_of_a_forget(url, monkeypatch):
+    """A pane that still named the key looked as if the store had lost its record."""
+    job = Windowed(url, retention=60)
+    job.batch(*[Row(at, user, 1) for at in (1, 11, 21) for user in (SECRET, "b")])
+    with monkeypatch.context() as patch:
+        patch.setattr("mapstate.operations.forget._Forgetting._second", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            forget(url, "s", {"user": SECRET}, id="t")
+    with open_reader(url, "s") as reader:
+        assert [key for key, _ in reader.window(10)] == [("b",)]
+        job.restarted().batch(Row(45, "b", 1))
+        assert [key for key, _ in reader.window(30)] == [("b",)]
+    assert forget(url, "s", {"user": SECRET}, id="t").keys == 3
+    assert names(url, SECRET) == []
+
+
 def test_rolling_windows_forget_a_key(url):
     job = Rolled(url)
     job.batch(RolledRow(1, SECRET, 4711471147), RolledRow(2, "b", 1))

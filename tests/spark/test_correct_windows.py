@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 from cases import full
 from clicks import CONFIGS, USERS, Clicks, Names
 from every_store import AEROSPIKE, FULL, REDIS, url_of
+from pyspark.sql import functions as F
 from rolled import Row
 from spark_fixtures import AVAILABLE
 from windows_job import IndexPut
@@ -283,6 +285,24 @@ POINTS: dict[str, dict[str, Any]] = {
     "entry": {"method": "multi_put", "where": HasKey(entry_key(0))},
     "commit": {"method": "swap", "call": 2},
 }
+
+
+def test_a_step_that_gives_other_times_each_time_loses_no_row(spark, clicks, tmp_path):
+    """The checks and the attempt are of the same rows: one that came late in between was counted nowhere."""
+    url = f"sqlite:///{tmp_path}/state.db"
+    drawn = F.udf(lambda at: at or random.SystemRandom().randrange(1, 300), "bigint").asNondeterministic()("at")
+    stream = newStream("clicks", spark.createDataFrame([], SCHEMA)).transform(lambda rows: rows.withColumn("at", drawn))
+    state = stream.tumblingWindow(10, timestampField="at", retention=100).groupBy("user")
+    counts = state.persistentAggregate(opaque(url, "windows"), rows=Count())
+    for batch, at in enumerate((100, 200, 300)):
+        counts(frame(spark, [Row(at, "x", 1)]), batch)
+    added = 0
+    for at in range(20):
+        with suppress(errors.UsageError):
+            added += counts.correct(add=frame(spark, [Row(0, "late", 1)]), id=f"{at}").rows
+        with open_reader(url, "windows") as reader:
+            assert sum(window.value["rows"] for window in reader.windows("late")) == added
+    assert 0 < added < 20
 
 
 @pytest.mark.parametrize("between", [False, full(True)])

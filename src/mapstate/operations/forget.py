@@ -359,13 +359,19 @@ class _Forgetting:
 
     def _first(self, seen: LedgerRecord, new: dict[int, ListEntry]) -> dict[int, ListEntry]:
         """List the entries, and give their keys no value."""
-        found = self._survey(seen, ListedKeys(seen.keys, new.values()))
+        listed = ListedKeys(seen.keys, new.values())
+        found = self._survey(seen, listed)
         attempt = self._ledger.begin_operator("forget", seen=seen)
         at_once = seen.type != "opaque"
         last, has_log, count = seen.last_commit, False, 0
         with writer_of(self._store, attempt.token, has_txids=seen.type != "non-transactional") as writer:
             if at_once:
-                count = self._purge(writer, seen, attempt, found, ListedKeys(seen.keys, new.values()))
+                count = self._purge(writer, seen, attempt, found, listed)
+            for keys, values in self._values(writer, seen, attempt, [] if at_once else found.panes):
+                # A pane that names a key without a value has lost a record.
+                pairs = zip(keys, values, strict=True)
+                records = [(attempt.txid, _without(listed, key, value), value) for key, value in pairs]
+                self._put(writer, seen, keys, records)
             for keys, values in self._values(writer, seen, attempt, [] if at_once else found.own):
                 present = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
                 count += len(present)

@@ -237,8 +237,8 @@ class WindowReads:
         is_other = self._operations not in (-1, ledger.operations)
         if is_other or (self._last_txid is not None and self._last_txid not in ledger.view()):
             raise StaleBatchError(
-                f"a batch of state {self._reads.state!r} was rolled back or planned anew, or the state was corrected "
-                "or reset, while a window was read. Read the window again.",
+                f"a batch of state {self._reads.state!r} was rolled back or planned anew, or the state was corrected, "
+                "reset or made to forget a key, while a window was read. Read the window again.",
                 state=self._reads.state,
             )
         self._last_txid, self._operations = ledger.last_txid, ledger.operations

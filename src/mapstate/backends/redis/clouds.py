@@ -89,11 +89,12 @@ def _signed_by_aws(service: str, **more: str) -> CredentialProvider:
     region = session.get_config_variable("region")
     if not region:
         raise ConfigurationError("a login of AWS needs a region: set AWS_DEFAULT_REGION. Nothing was sent")
-    identity, events = session.get_credentials(), session.get_component("event_emitter")
-    signer = RequestSigner(ServiceId(service), region, service, "v4", identity, events)
+    events = session.get_component("event_emitter")
     address = f"https://{cache}/?{urlencode({'Action': 'connect', 'User': user} | more)}"
 
     def token() -> str:
+        identity = session.get_credentials()  # it keeps one, and looks again while it has none
+        signer = RequestSigner(ServiceId(service), region, service, "v4", identity, events)
         request = {"method": "GET", "url": address, "body": {}, "headers": {}, "context": {}}
         signed = signer.generate_presigned_url(request, "connect", region_name=region, expires_in=TOKEN_SECONDS)
         return str(signed).removeprefix("https://")

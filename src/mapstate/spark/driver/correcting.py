@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -112,8 +112,10 @@ def correct(
             check_executors(df, [branch])
         with _given(df, add, retract) as rows:
             digest = _digest_of(rows)
-            frame = _taken(rows, branch, [sign for sign, part in ((1, add), (-1, retract)) if part is not None])
-            with closing(_Opened(state)):
+            taken = _taken(rows, branch, [sign for sign, part in ((1, add), (-1, retract)) if part is not None])
+            # The checks and the attempt are of the same rows, also where a step does not give the same twice.
+            computed = _computed(taken) if branch.steps else nullcontext(taken)
+            with computed as frame, closing(_Opened(state)):
                 return one.run(frame, digest, RetryPolicy([job.spec], access_of(df).may_go_on))
 
 
@@ -249,11 +251,12 @@ def _placed(state: WindowedState, frame: DataFrame, seen: LedgerRecord) -> DataF
     first = -LATEST if first is None else first
     panes = rows.where(number < first).select(number.alias(pane)).distinct().orderBy(pane).limit(_MOST_NAMED + 1)
     gone = [time_text(row[0], kind) for row in panes.collect()]
-    if timeless or gone:
-        why = f"{timeless} rows to add have no time, or one that no window can have"
-        if gone:
-            named = ", ".join([*gone[:_MOST_NAMED], *["..."] * (len(gone) > _MOST_NAMED)])
-            why = f"rows to add are of windows that are gone, past their retention: in panes that begin at {named}"
+    whys = [f"{timeless} rows to add have no time, or one that no window can have"] if timeless else []
+    if gone:
+        named = ", ".join([*gone[:_MOST_NAMED], *["..."] * (len(gone) > _MOST_NAMED)])
+        whys.append(f"rows to add are of windows that are gone, past their retention: in panes that begin at {named}")
+    if whys:
+        why = "; ".join(whys)
         raise UsageError(f"state {seen.state!r}: {why}. Nothing was written. Leave these rows out.", state=seen.state)
     state.branch.taken = (first, ANY_TIME)
     return rows.where(F.col(pane).isNotNull())
@@ -314,8 +317,7 @@ def _check_columns(state: str, df: DataFrame, given: Sequence[DataFrame]) -> Non
                 )
 
 
-@contextmanager
-def _given(df: DataFrame, add: DataFrame | None, retract: DataFrame | None) -> Iterator[DataFrame]:
+def _given(df: DataFrame, add: DataFrame | None, retract: DataFrame | None) -> AbstractContextManager[DataFrame]:
     """All rows with the stream's own columns and a sign, computed once: the digest is of the rows that count."""
     from pyspark.sql import functions as F
 
@@ -325,7 +327,11 @@ def _given(df: DataFrame, add: DataFrame | None, retract: DataFrame | None) -> I
         for sign, frame in ((1, add), (-1, retract))
         if frame is not None
     ]
-    rows = parts[0] if len(parts) == 1 else parts[0].union(parts[1])
+    return _computed(parts[0] if len(parts) == 1 else parts[0].union(parts[1]))
+
+
+@contextmanager
+def _computed(rows: DataFrame) -> Iterator[DataFrame]:
     with configured(rows, ONE_DRAW):
         kept, release = computed_once(rows)
     try:
