@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from one_ledger import OneLedger
 from openings import opening
 from seeded import DONE, PLAN, Seed
 from states import N
@@ -341,6 +342,20 @@ def test_a_state_does_not_end_beside_one_of_another_reading(tmp_path, how):
     with pytest.raises(UsageError, match="'s0' counts its seed already, and state 's1'.*another reading"):
         SeedLedgers(stores, requests, ["refuse"] * 2).open_seeds(["p", "p"])
     assert SeedLedgers(stores[1:], requests[1:], ["refuse"]).ledgers[0].load().seed.is_loaded
+
+
+def test_states_of_two_readings_are_not_seeded_together_after_later_batches(tmp_path):
+    records = []
+    for state, stage in (("s0", "seed-a"), ("s1", "seed-b")):
+        store: Any = resolve(f"sqlite:///{tmp_path}/{state}.db").open(state)
+        request = opening(state=state, owner="q", fields=(N,))
+        loaded([store], [request], ["p"], stage).end(PLAN, [DONE])
+        ledger, attempt = OneLedger.open_and_begin(store, request, 1)
+        ledger.commit(Commit(batch_id=1, txid=attempt.txid, owner="q"))
+        records.append(decode_ledger(store.load()[0], state))
+    assert [record.last_commit.reading for record in records] == ["a", "b"]
+    with pytest.raises(UsageError, match="'s0'.*'s1'.*another reading"):
+        seeding.check_together(records)
 
 
 def loaded(stores: Sequence[Any], requests: Sequence[Any], plans: Sequence[str], stage: str = "seed-a") -> SeedLedgers:

@@ -359,24 +359,20 @@ class _Forgetting:
 
     def _first(self, seen: LedgerRecord, new: dict[int, ListEntry]) -> dict[int, ListEntry]:
         """List the entries, and give their keys no value."""
-        listed = ListedKeys(seen.keys, new.values())
-        found = self._survey(seen, listed)
+        found = self._survey(seen, listed := ListedKeys(seen.keys, new.values()))
         attempt = self._ledger.begin_operator("forget", seen=seen)
         at_once = seen.type != "opaque"
         last, has_log, count = seen.last_commit, False, 0
         with writer_of(self._store, attempt.token, has_txids=seen.type != "non-transactional") as writer:
             if at_once:
                 count = self._purge(writer, seen, attempt, found, listed)
-            for keys, values in self._values(writer, seen, attempt, [] if at_once else found.panes):
-                # A pane that names a key without a value has lost a record.
-                pairs = zip(keys, values, strict=True)
-                records = [(attempt.txid, _without(listed, key, value), value) for key, value in pairs]
-                self._put(writer, seen, keys, records)
-            for keys, values in self._values(writer, seen, attempt, [] if at_once else found.own):
-                present = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
-                count += len(present)
-                records = [(attempt.txid, None, value) for _, value in present]
-                self._put(writer, seen, [key for key, _ in present], records)
+            # A pane that named a key without a value would have lost a record: both change at once.
+            for keys, values in self._values(writer, seen, attempt, [] if at_once else [*found.own, *found.panes]):
+                there = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
+                left = [_without(listed, key, value) if is_index_key(key) else None for key, value in there.items()]
+                count += len(there) - sum(map(is_index_key, there))
+                pairs = zip(left, there.values(), strict=True)
+                self._put(writer, seen, [*there], [(attempt.txid, *pair) for pair in pairs])
             if seen.changes is not None and seen.changes.kept and found.own:
                 form = index_codec(seen.serializer, seen.state)
                 log = ChangeLog(writer, form, attempt.view, attempt.txid, 0)
@@ -473,12 +469,10 @@ class _Forgetting:
                 yield some, attempt.view.values(records, attempt.txid)
             else:
                 is_pair = seen.type == "transactional"
+                pairs = zip(some, records, strict=True)
                 yield (
                     some,
-                    [
-                        one and (one[1] if is_pair or is_index_key(key) else one)
-                        for key, one in zip(some, records, strict=True)
-                    ],
+                    [record and (record[1] if is_pair or is_index_key(key) else record) for key, record in pairs],
                 )
 
     def _put(self, writer: Any, seen: LedgerRecord, keys: Sequence[StoreKey], records: Sequence[Any]) -> None:

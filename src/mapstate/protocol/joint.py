@@ -31,6 +31,12 @@ def reconcile(ledgers: Sequence[LedgerRecord], batch_id: int) -> list[LedgerReco
         UsageError: Two ledgers count batch 0 of a query by two readings of its rows.
 
     """
+    check_readings(ledgers)
+    return [_rolled_back(ledger, ledgers) if _is_ahead(ledger, ledgers, batch_id) else ledger for ledger in ledgers]
+
+
+def check_readings(ledgers: Sequence[LedgerRecord]) -> None:
+    """Raise UsageError where two of the ledgers count batch 0 of a query by two readings of its rows."""
     readings: dict[str, tuple[str, str | None]] = {}
     for ledger in ledgers:
         last = ledger.last_commit
@@ -38,7 +44,6 @@ def reconcile(ledgers: Sequence[LedgerRecord], batch_id: int) -> list[LedgerReco
             first, reading = readings.setdefault(last.owner, (ledger.state, last.reading))
             if reading != last.reading:
                 raise of_another_reading(first, ledger.state)
-    return [_rolled_back(ledger, ledgers) if _is_ahead(ledger, ledgers, batch_id) else ledger for ledger in ledgers]
 
 
 def _is_ahead(ledger: LedgerRecord, ledgers: Sequence[LedgerRecord], batch_id: int) -> bool:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 import msgspec
 
 from mapstate.errors import IncompleteBatchError, UsageError
+from mapstate.protocol.joint import check_readings
 from mapstate.protocol.ledger_record import (
     FORMAT_WITH_SEED,
     Attempt,
@@ -73,6 +74,7 @@ def check_together(ledgers: Sequence[LedgerRecord]) -> None:
     """
     first = next((ledger for ledger in ledgers if ledger.last_commit is not None and ledger.last_commit.seeded), None)
     if first is None:
+        check_readings(ledgers)
         return
     for ledger in ledgers:
         seed, reading = ledger.seed, _reading(ledger)
