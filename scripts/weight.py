@@ -3,9 +3,9 @@
     scripts/run python scripts/weight.py
 
 ``lines`` are all lines of the package's Python files, ``head`` those before the first definition of each file:
-docstring, imports and ``__all__``. A module has ``one importer`` where only one other file imports it. A ``ring`` is
-folders that import each other, directly or by way of others. The folders of ``spark`` count each by itself, and so does
-a file beside folders.
+docstring, imports and ``__all__``. A module has ``one importer`` where only one other file imports it. ``vague_names``
+are locals and parameters called one, own or found. A ``ring`` is folders that import each other, directly or by way of
+others. The folders of ``spark`` count each by itself, and so does a file beside folders.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Weight(NamedTuple):
     lines: int
     head: int
     one_importer: int
+    vague_names: int
     words_of_docs: int
     rings: tuple[str, ...]
 
@@ -34,7 +35,8 @@ def weigh() -> Weight:
     """Read every file of the package and every page."""
     files = sorted(PACKAGE.rglob("*.py"))
     texts = {_module(path): path.read_text() for path in files}
-    imported = {module: set(_imports(ast.parse(text), texts)) - {module} for module, text in texts.items()}
+    trees = {module: ast.parse(text) for module, text in texts.items()}
+    imported = {module: set(_imports(tree, texts)) - {module} for module, tree in trees.items()}
     importers = [sum(module in others for others in imported.values()) for module in texts]
     pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")]
     return Weight(
@@ -42,6 +44,7 @@ def weigh() -> Weight:
         lines=sum(len(text.splitlines()) for text in texts.values()),
         head=sum(map(_head, texts.values())),
         one_importer=importers.count(1),
+        vague_names=sum(_is_vague(node) for tree in trees.values() for node in ast.walk(tree)),
         words_of_docs=sum(len(page.read_text().split()) for page in pages),
         rings=tuple(", ".join(ring) for ring in _rings(imported)),
     )
@@ -54,6 +57,11 @@ def _module(path: Path) -> str:
 def _head(text: str) -> int:
     first = next((one for one in ast.parse(text).body if isinstance(one, (ast.ClassDef, ast.FunctionDef))), None)
     return len(text.splitlines()) if first is None else first.lineno - 1
+
+
+def _is_vague(node: ast.AST) -> bool:
+    name = node.id if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) else getattr(node, "arg", None)
+    return name in ("one", "own", "found") and not isinstance(node, ast.keyword)
 
 
 def _imports(tree: ast.AST, modules: dict[str, str]) -> Iterator[str]:

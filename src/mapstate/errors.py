@@ -353,9 +353,9 @@ def of_first_key(
     error: MapStateError, state: str, keys: Sequence[object], alone: Callable[[int], object]
 ) -> MapStateError:
     """`of_key` for an error of several keys: of the first for which ``alone``, by its place, raises one like it."""
-    for at, key in enumerate(keys):
+    for i, key in enumerate(keys):
         try:
-            alone(at)
+            alone(i)
         except type(error) as own:
             return of_key(own, state, key)
     return error

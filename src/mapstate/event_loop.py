@@ -37,15 +37,15 @@ async def on_loop(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -
         return function(*args, **kwargs)
 
     caller: Any = greenlet.greenlet(call)
-    found = caller.switch()
+    outcome = caller.switch()
     while not caller.dead:
         try:
-            reply = await found
+            reply = await outcome
         except BaseException as error:  # noqa: BLE001  raised in the function, which may catch it
-            found = caller.throw(error)
+            outcome = caller.throw(error)
         else:
-            found = caller.switch(reply)
-    result: T = found
+            outcome = caller.switch(reply)
+    result: T = outcome
     return result
 
 

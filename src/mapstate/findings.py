@@ -137,4 +137,4 @@ class DistinctKeys:
         passes = 1 + len(self._hashes) // _MOST_AT_ONCE
         if passes == 1:
             return len(set(self._hashes))
-        return sum(len({one for one in self._hashes if one % passes == at}) for at in range(passes))
+        return sum(len({digest for digest in self._hashes if digest % passes == i}) for i in range(passes))

@@ -78,7 +78,7 @@ class KeyCodec:
         rows = [key if isinstance(key, (tuple, list)) else (key,) for key in keys]
         if any(len(row) != width for row in rows):
             return [self.encode(key) for key in keys]  # raises for the first such key
-        columns = [list(map(itemgetter(at), rows)) for at in range(width)]
+        columns = [list(map(itemgetter(i), rows)) for i in range(width)]
         return self.encode_columns(columns, len(rows))
 
     def encode_first(self, value: Any) -> str:
@@ -93,7 +93,7 @@ class KeyCodec:
         """The texts of ``rows`` keys, from their columns. Tasks call it once per chunk."""
         if not columns:
             return ["\\G"] * rows
-        encoded = [self._encode_column(at, column) for at, column in enumerate(columns)]
+        encoded = [self._encode_column(i, column) for i, column in enumerate(columns)]
         if len(encoded) == 1:
             return encoded[0]
         return ["|".join(parts) for parts in zip(*encoded, strict=True)]

@@ -117,8 +117,8 @@ class StateSpec:
                 f"{self.serializer!r} is not for it: leave it at 'auto'"
             )
         if self.chunk_size is None:
-            own = getattr(self.backend, "chunk_size", CHUNK_SIZE)  # type: ignore[unreachable]
-            object.__setattr__(self, "chunk_size", own)
+            size = getattr(self.backend, "chunk_size", CHUNK_SIZE)  # type: ignore[unreachable]
+            object.__setattr__(self, "chunk_size", size)
         check_choice("type", self.type, StateType)
         for option, kind in _KINDS.items():
             self._check(option, kind)

@@ -84,13 +84,13 @@ class Telemetry:
         for part in spans:  # a commit ends before its attempt; that of a batch that was set aside is in none
             if part.name == "attempt":
                 outer = self._span(part, context)
-                for own in inner:
-                    self._span(own, self._in_span(outer))
+                for error in inner:
+                    self._span(error, self._in_span(outer))
                 inner = []
             else:
                 inner.append(part)
-        for own in inner:
-            self._span(own, context)
+        for error in inner:
+            self._span(error, context)
 
     def _span(self, part: Span, context: Any) -> Any:
         attributes = {} if part.error is None else {"error.type": part.error}
@@ -113,7 +113,7 @@ class Telemetry:
         self._tracer.start_span("mapstate.state", context, start_time=start, attributes=attributes).end(end)
 
     def _count(self, name: str, report: BatchReport) -> None:
-        own = {"mapstate.state": name}
+        attributes = {"mapstate.state": name}
         added = {
             "batches": 1,
             "rows": report.rows,
@@ -122,8 +122,8 @@ class Telemetry:
             "retried_batches": int(report.attempt > 1),
         }
         for counter, number in added.items():
-            self._counters[counter].add(number, own)
-        self._duration.record(report.milliseconds / 1000, own)
+            self._counters[counter].add(number, attributes)
+        self._duration.record(report.milliseconds / 1000, attributes)
 
 
 def _span_of(report: BatchReport) -> tuple[int, int]:

@@ -92,7 +92,7 @@ _CONVERT: Parameters = {"str": str, "int": int, "float": float, "bool": boolean}
 
 def parameters_of(kind: Any, without: Collection[str]) -> Parameters:
     """The parameters of a backend's URL: its fields, but for those that the URL has elsewhere."""
-    return {one.name: _CONVERT[one.type.removesuffix(" | None")] for one in fields(kind) if one.name not in without}
+    return {part.name: _CONVERT[part.type.removesuffix(" | None")] for part in fields(kind) if part.name not in without}
 
 
 def parameters_in(scheme: str, query: str, known: Parameters) -> dict[str, Any]:
@@ -115,8 +115,8 @@ def parameters_in(scheme: str, query: str, known: Parameters) -> dict[str, Any]:
 
 def shown_parameters(backend: Any, known: Parameters) -> str:
     """A backend's parameters that are not at their default, as the end of a URL with its question mark; or nothing."""
-    given = [(one.name, getattr(backend, one.name)) for one in fields(backend) if one.name in known]
-    defaults = {one.name: one.default for one in fields(backend)}
+    given = [(field.name, getattr(backend, field.name)) for field in fields(backend) if field.name in known]
+    defaults = {field.name: field.default for field in fields(backend)}
     query = "&".join(f"{name}={quote(str(value))}" for name, value in given if value != defaults[name])
     return f"?{query}" if query else ""
 

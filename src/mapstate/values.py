@@ -57,7 +57,7 @@ def plain(value: Any, kind: str = "any") -> Any:
     if isinstance(value, list | tuple):
         parts = _fields(kind) if kind.startswith("struct<") else []
         if len(parts) == len(value) and parts:
-            return {name: plain(part, own) for (name, own), part in zip(parts, value, strict=True)}
+            return {name: plain(part, part_name) for (name, part_name), part in zip(parts, value, strict=True)}
         if kind.startswith("map<"):  # pairs, as Arrow has them
             of_name, of_part = inner_types(kind)
             return {text(name, of_name): plain(part, of_part) for name, part in value}

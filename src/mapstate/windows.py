@@ -136,7 +136,7 @@ class RollingWindows:
                     "these rolling windows: tiles begin at multiples of both. Nothing was written. Take a multiple, or "
                     "keep a window by a finer one of which both are multiples"
                 )
-        found = RollingDefinition(
+        definition = RollingDefinition(
             windows=tuple(windows),
             type=time,
             unit=unit,
@@ -145,19 +145,19 @@ class RollingWindows:
             retention=span_of(retention, time, "retention"),
             idle=None if idle is None else span_of(idle, time, "idle"),
         )
-        if max(found.offset, *(window.length for window in windows)) > LATEST >> 1:
+        if max(definition.offset, *(window.length for window in windows)) > LATEST >> 1:
             raise ConfigurationError(f"startTime and rolling windows are at most {LATEST >> 1:,}")
-        count = found.most_tiles()
+        count = definition.most_tiles()
         if count > MOST_TILES:
             finest = max(windows, key=lambda window: window.length // max(1, window.resolution))
             needs = f"{finest.name!r} by {span_text(finest.resolution, time)}"
-            if (found.lag + found.retention) // unit > finest.length // finest.resolution:
+            if (definition.lag + definition.retention) // unit > finest.length // finest.resolution:
                 needs = f"lag and retention by {span_text(unit, time)}"
             raise ConfigurationError(
                 f"these rolling windows need {count:,} tiles a key, and {MOST_TILES:,} is the most. {needs} needs most "
                 "of them: take a coarser resolution, or a shorter lag or retention"
             )
-        return found
+        return definition
 
 
 def _rolling_window(given: Any, time: TimeType) -> RollingWindow:
@@ -227,15 +227,15 @@ class SlidingCountWindow(CountWindow):
 def span_of(duration: Duration, time: TimeType, name: str, *, least: int = 0) -> int:
     """A duration in microseconds or the column's own units. Raises ConfigurationError with the end of the range."""
     is_bigint = time == "bigint"
-    found = _DURATION.fullmatch(duration.strip().lower()) if isinstance(duration, str) else None
-    parts = [] if found is None else _PART.findall(found[2])
+    match = _DURATION.fullmatch(duration.strip().lower()) if isinstance(duration, str) else None
+    parts = [] if match is None else _PART.findall(match[2])
     units = [_MICROSECONDS.get(unit.removesuffix("s")) for _, unit in parts]
     if type(duration) is int and (is_bigint or duration == 0):
         span = duration
     elif isinstance(duration, dt.timedelta) and not is_bigint:
         span = duration // _MICROSECOND
-    elif found is not None and None not in units and not is_bigint:
-        span = int(found[1] + "1") * sum(
+    elif match is not None and None not in units and not is_bigint:
+        span = int(match[1] + "1") * sum(
             int(number) * (unit or 0) for (number, _), unit in zip(parts, units, strict=True)
         )
     else:

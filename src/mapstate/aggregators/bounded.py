@@ -136,8 +136,8 @@ class TopN(Collect):
     @classmethod
     def of_ledger(cls, description: str) -> Self:
         shows = super().of_ledger(description)
-        found = re.match(r"TopN\((\d+), ", description)
-        shows.n = int(found[1]) if found else 0
+        match = re.match(r"TopN\((\d+), ", description)
+        shows.n = int(match[1]) if match else 0
         return shows
 
     def set_stored(self, value_type: str) -> None:
@@ -192,7 +192,7 @@ class TopN(Collect):
         if value is None or len(value) == 1:
             return super().result(value)
         most_frequent = sorted(zip(*value, strict=True), key=itemgetter(1), reverse=True)[: self.n]
-        return [{"value": one, "count": count} for one, count in most_frequent]
+        return [{"value": value, "count": count} for value, count in most_frequent]
 
     def result_type(self, value_type: str) -> str:
         values, counts, _ = value_type.partition(">,counts:array<bigint>>")
@@ -237,8 +237,8 @@ class LastN(OfColumn):
     @classmethod
     def of_ledger(cls, description: str) -> Self:
         shows = super().of_ledger(description)
-        found = re.match(r"LastN\((\d+), ", description)
-        shows.n = int(found[1]) if found else 1
+        match = re.match(r"LastN\((\d+), ", description)
+        shows.n = int(match[1]) if match else 1
         return shows
 
     def columns(self) -> Sequence[str]:
@@ -274,7 +274,7 @@ class LastN(OfColumn):
         return [self.fold([old or self.zero(), new or self.zero()]) for old, new in zip(stored, partials, strict=True)]
 
     def fold(self, values: Sequence[Any]) -> Any:
-        pairs = [pair for bys, own in values for pair in zip(bys, own, strict=True)]
+        pairs = [pair for bys, chosen in values for pair in zip(bys, chosen, strict=True)]
         pairs.sort(key=lambda pair: (order_of(pair[0]), _place(pair[1]), _place(pair[0])), reverse=True)
         kept = pairs[: self.n]
         return [by for by, _ in kept], [value for _, value in kept]

@@ -46,16 +46,16 @@ class ManyTiles:
     def __init__(self, np: Any, values: Sequence[StoredTiles | Earlier]) -> None:
         self._np = np
         self._after: list[Any] = [value.after if isinstance(value, Earlier) else value for value in values]
-        undos = [(at, value.undo()) for at, value in enumerate(values) if isinstance(value, Earlier)]
+        undos = [(i, value.undo()) for i, value in enumerate(values) if isinstance(value, Earlier)]
         self._back = [undo.back for _, undo in undos]
         self.fits = all(isinstance(back, StoredTiles) for back in self._back) and not any(
-            BASE in undo.gone and self._after[at].base is None for at, undo in undos
+            BASE in undo.gone and self._after[i].base is None for i, undo in undos
         )
         if not self.fits:
             return
-        self._bases = [one.base for one in self._after]
+        self._bases = [tile.base for tile in self._after]
         owners, units, self._counts = self._units(range(len(values)), self._after)
-        of_back, back, self._back_counts = self._units([at for at, _ in undos], self._back) if undos else (units,) * 3
+        of_back, back, self._back_counts = self._units([i for i, _ in undos], self._back) if undos else (units,) * 3
         all_units = np.concatenate([units, back]) if undos else units
         self._low = int(all_units.min(initial=_MOST))
         high = int(all_units.max(initial=-_MOST))
@@ -73,14 +73,14 @@ class ManyTiles:
     def _take_back(self, undos: Sequence[tuple[int, Undo]], of_back: Any, back: Any) -> None:
         """Leaves the tiles before the undos' batch. ``of_back`` and ``back`` are the owners and units that return."""
         np = self._np
-        gone = [(at, start) for at, undo in undos for start in undo.gone if start != BASE]
+        gone = [(i, start) for i, undo in undos for start in undo.gone if start != BASE]
         near = range(self._low, self._low + self._span)
         if not all(start in near for _, start in gone):  # they would be places of other keys
             self.fits = False
             return
-        for at, undo in undos:
+        for i, undo in undos:
             if undo.back.base is not None or BASE in undo.gone:
-                self._bases[at] = undo.back.base
+                self._bases[i] = undo.back.base
         owners, lost = np.array(gone, np.int64).reshape(-1, 2).T
         undone = self._place(of_back, back)
         out = np.concatenate([self._place(owners, lost), undone])
@@ -95,10 +95,10 @@ class ManyTiles:
         self._keys = keys[self._order]
 
     def _units(self, owners: Sequence[int], tiles: Sequence[StoredTiles]) -> tuple[Any, Any, Any]:
-        np, starts = self._np, [one.starts for one in tiles]
-        counts = np.array([packed_count(one, 8) for one in starts], np.int64)
-        firsts = np.frombuffer(b"".join([one[:8] for one in starts]), "<q")
-        steps = unpacked_all(np, [one[8:] for one in starts], counts) if starts else firsts
+        np, starts = self._np, [tile.starts for tile in tiles]
+        counts = np.array([packed_count(start, 8) for start in starts], np.int64)
+        firsts = np.frombuffer(b"".join([start[:8] for start in starts]), "<q")
+        steps = unpacked_all(np, [start[8:] for start in starts], counts) if starts else firsts
         return np.repeat(np.array(owners, np.int64), counts), steps + np.repeat(firsts, counts), counts
 
     def _place(self, owners: Any, units: Any) -> Any:
@@ -121,14 +121,14 @@ class ManyTiles:
         ``cuts`` are the places of each window's first tiles, ``high`` those behind its last ones, and ``with_base`` the
         windows that have the base tiles, too. Without a row a value is ``nothing``.
         """
-        np, (at, one, kind) = self._np, field
-        is_sum = adds_up(one, kind)
+        np, (i, aggregator, kind) = self._np, field
+        is_sum = adds_up(aggregator, kind)
 
         def join(base: Any, more: Any) -> Any:
-            return checked_sum(one, base + more) if is_sum else folded(one, kind, (base, more))
+            return checked_sum(aggregator, base + more) if is_sum else folded(aggregator, kind, (base, more))
 
-        extreme: Any = {Min: np.minimum, Max: np.maximum}.get(type(one))
-        columns, undone = [own.columns[at] for own in self._after], [own.columns[at] for own in self._back]
+        extreme: Any = {Min: np.minimum, Max: np.maximum}.get(type(aggregator))
+        columns, undone = [tile.columns[i] for tile in self._after], [tile.columns[i] for tile in self._back]
         if not {bytes}.issuperset(map(type, (*columns, *undone))) or (not is_sum and extreme is None):
             return None  # packed columns are of integers
         values = unpacked_all(np, columns, self._counts)
@@ -150,10 +150,10 @@ class ManyTiles:
         empty = cuts >= high
         for window, place in zip(*map(np.ndarray.tolist, np.nonzero(empty)), strict=True):
             out[window][place] = nothing
-        bases = [(place, base[at]) for place, base in enumerate(self._bases) if base is not None] if with_base else []
+        bases = [(place, base[i]) for place, base in enumerate(self._bases) if base is not None] if with_base else []
         for window in with_base:
-            found, has_none = out[window], empty[window].tolist()
-            for place, own in bases:
-                if own is not None:
-                    found[place] = own if has_none[place] else join(own, found[place])
+            out_of, has_none = out[window], empty[window].tolist()
+            for place, held in bases:
+                if held is not None:
+                    out_of[place] = held if has_none[place] else join(held, out_of[place])
         return out

@@ -31,16 +31,19 @@ class CountWindows(ReducerAggregator):
         self._panes = Panes(length, slide, -length)
         self._fields = tuple(fields)
         self._aggregators: tuple[Any, ...] = tuple(aggregators[field.name] for field in fields)
-        self._kinds = [one.result_type(field.type) for one, field in zip(self._aggregators, self._fields, strict=True)]
+        self._kinds = [
+            aggregator.result_type(field.type)
+            for aggregator, field in zip(self._aggregators, self._fields, strict=True)
+        ]
         self._read = tuple(read)
         self._of_ledger = False
 
     @classmethod
     def stored(cls, field: Field, aggregators: Mapping[str, Aggregator], fields: Sequence[Field]) -> Self:
         length, slide, _ = _described(field.aggregator)
-        found = cls(length, slide, fields, aggregators, ())
-        found._of_ledger = True
-        return found
+        windows = cls(length, slide, fields, aggregators, ())
+        windows._of_ledger = True
+        return windows
 
     @staticmethod
     def fields_of(field: Field) -> list[Field] | None:
@@ -52,19 +55,19 @@ class CountWindows(ReducerAggregator):
         types = item_type(dict(struct_fields(field.type))["panes"])
         described = _described(field.aggregator)[2]
         kinds = [kind for _, kind in struct_fields(types)][1:]
-        return [Field(name, own, kind) for (name, own), kind in zip(described.items(), kinds, strict=True)]
+        return [Field(name, described, kind) for (name, described), kind in zip(described.items(), kinds, strict=True)]
 
     def columns(self) -> Sequence[str]:
         return self._read
 
     def bind(self, columns: Mapping[str, str]) -> str:  # noqa: ARG002  the fields are bound
-        held = "".join(f",v{at}:{field.type}" for at, field in enumerate(self._fields))
+        held = "".join(f",v{i}:{field.type}" for i, field in enumerate(self._fields))
         return f"struct<rows:bigint,panes:array<struct<start:bigint{held}>>,fired:array<struct<end:bigint{held}>>>"
 
     def describe(self) -> str:
         """See `Aggregator.describe`. Windows of another length are another field."""
-        own = json.dumps({field.name: field.aggregator for field in self._fields})
-        return f"CountWindows({self._panes.length}, {self._panes.slide}, {own})"
+        described = json.dumps({field.name: field.aggregator for field in self._fields})
+        return f"CountWindows({self._panes.length}, {self._panes.slide}, {described})"
 
     def folding(self) -> Folding:
         return _BatchFolding(self)
@@ -89,18 +92,20 @@ class CountWindows(ReducerAggregator):
         return number, panes, fired
 
     @staticmethod
-    def _with_row(field: Field, one: Any, held: Any, row: Row) -> Any:
-        if isinstance(one, CombinerAggregator):
-            value = called(one, one.init, row)
-            value = value if held is None else called(one, one.combine, held, value)
+    def _with_row(field: Field, aggregator: Any, held: Any, row: Row) -> Any:
+        if isinstance(aggregator, CombinerAggregator):
+            value = called(aggregator, aggregator.init, row)
+            value = value if held is None else called(aggregator, aggregator.combine, held, value)
         else:
-            value = called(one, one.reduce, called(one, one.init) if held is None else held, row)
-        return check_type(value, field.type, one)
+            value = called(
+                aggregator, aggregator.reduce, called(aggregator, aggregator.init) if held is None else held, row
+            )
+        return check_type(value, field.type, aggregator)
 
     def _joined(self, panes: Sequence[Sequence[Any]]) -> list[Any]:
         return [
-            folded(one, field.type, values)
-            for one, field, *values in zip(self._aggregators, self._fields, *panes, strict=True)
+            folded(aggregator, field.type, values)
+            for aggregator, field, *values in zip(self._aggregators, self._fields, *panes, strict=True)
         ]
 
     def result(self, value: Any) -> Any:
@@ -117,22 +122,22 @@ class CountWindows(ReducerAggregator):
 
     def _open(self, number: int, panes: Sequence[tuple[Any, ...]]) -> list[dict[str, Any]] | None:
         if self._panes.length > self._panes.slide and not all(
-            isinstance(one, CombinerAggregator) for one in self._aggregators
+            isinstance(aggregator, CombinerAggregator) for aggregator in self._aggregators
         ):
             return None
         ends = sorted({end for start, *_ in panes for end in self._panes.ends(start) if end > number})
-        found, joined, at = [], [None for _ in self._fields], len(panes)
+        windows, joined, at = [], [None for _ in self._fields], len(panes)
         for end in reversed(ends):  # the last one has the fewest panes, and each other one those and more
             while at and panes[at - 1][0] >= end - self._panes.length:
                 at -= 1
                 joined = self._joined([panes[at][1:], joined])
-            found.append(self._window(end, joined))
-        return found[::-1]
+            windows.append(self._window(end, joined))
+        return windows[::-1]
 
     def _window(self, end: int, held: Sequence[Any]) -> dict[str, Any]:
         shown: dict[str, Any] = {"window_start": max(0, end - self._panes.length), "window_end": end}
-        for field, one, kind, value in zip(self._fields, self._aggregators, self._kinds, held, strict=True):
-            result = called(one, one.result, value)
+        for field, aggregator, kind, value in zip(self._fields, self._aggregators, self._kinds, held, strict=True):
+            result = called(aggregator, aggregator.result, value)
             shown[field.name] = result if self._of_ledger else in_column(result, kind)
         return shown
 

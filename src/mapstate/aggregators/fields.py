@@ -28,20 +28,20 @@ class Fields:
         self.aggregators = [aggregators[field.name] for field in fields]
         self.native = all(isinstance(aggregator, NativeCombiner) for aggregator in self.aggregators)
         self._single = len(self.fields) == 1
-        self._rows_at = next(
-            (at for at, aggregator in enumerate(self.aggregators) if isinstance(aggregator, RetractableRows)), None
-        )
+        of_rows = (i for i, aggregator in enumerate(self.aggregators) if isinstance(aggregator, RetractableRows))
+        self._rows_at = next(of_rows, None)
 
     @cached_property
     def types(self) -> list[str]:
         """The Spark type of each `result`, "any" for one without."""
-        return [one.result_type(field.type) for one, field in zip(self.aggregators, self.fields, strict=True)]
+        pairs = zip(self.aggregators, self.fields, strict=True)
+        return [aggregator.result_type(field.type) for aggregator, field in pairs]
 
     def from_columns(self, columns: list[list[list[Any]]]) -> list[Any]:
         """One partial per key of a chunk, from each field's native columns."""
         assembled = [
-            aggregator.assemble(own)
-            for aggregator, own in zip(self.aggregators, columns, strict=True)
+            aggregator.assemble(column)
+            for aggregator, column in zip(self.aggregators, columns, strict=True)
             if isinstance(aggregator, NativeCombiner)
         ]
         return assembled[0] if self._single else list(zip(*assembled, strict=True))
@@ -53,10 +53,10 @@ class Fields:
         aggregator raised.
         """
         values = self._combined(bases, partials)
-        at = self._rows_at
-        if at is None:
+        i = self._rows_at
+        if i is None:
             return values
-        return [None if (value if self._single else value[at]) == 0 else value for value in values]
+        return [None if (value if self._single else value[i]) == 0 else value for value in values]
 
     def _combined(self, bases: list[Any], partials: list[Any]) -> list[Any]:
         if self._single:
@@ -68,13 +68,13 @@ class Fields:
             values = single.combine_all(bases, partials)
             return [NULL if value is None else value for value in values] if None in values else values
         columns = []
-        for at, aggregator in enumerate(self.aggregators):
-            old = [None if base is None else base[at] for base in bases]
-            new = [partial[at] for partial in partials]
+        for i, aggregator in enumerate(self.aggregators):
+            old = [None if base is None else base[i] for base in bases]
+            new = [partial[i] for partial in partials]
             if isinstance(aggregator, NativeCombiner):
                 columns.append(aggregator.combine_all(old, new))
             else:
-                columns.append([self._join(at, a, b) for a, b in zip(old, new, strict=True)])
+                columns.append([self._join(i, a, b) for a, b in zip(old, new, strict=True)])
         return list(zip(*columns, strict=True))
 
     def _join(self, at: int, base: Any, partial: Any) -> Any:
@@ -90,7 +90,7 @@ class Fields:
         if self._single:
             return [called(self.aggregators[0], self.aggregators[0].result, _bare(value))]
         return [
-            called(aggregator, aggregator.result, own) for aggregator, own in zip(self.aggregators, value, strict=True)
+            called(aggregator, aggregator.result, acc) for aggregator, acc in zip(self.aggregators, value, strict=True)
         ]
 
     def named(self, values: Sequence[Any]) -> list[dict[str, Any] | None]:
@@ -144,7 +144,7 @@ class Fields:
 
     def start(self) -> list[Folding]:
         """Empty partials of one key, which take its rows one at a time."""
-        return [getattr(one, "folding", partial(Folding, one))() for one in self.aggregators]
+        return [getattr(aggregator, "folding", partial(Folding, aggregator))() for aggregator in self.aggregators]
 
     def finish(self, foldings: list[Folding]) -> Any:
         """The partial of one key, from the foldings of `start`."""

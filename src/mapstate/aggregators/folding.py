@@ -26,10 +26,10 @@ class Folding:
         self.is_settled = False
 
     def add(self, row: Row) -> None:
-        own = self._aggregator
-        if isinstance(own, CombinerAggregator):
-            with_row = called(own, own.init, row)
-            self._value = with_row if self._value is None else called(own, own.combine, self._value, with_row)
+        aggregator = self._aggregator
+        if isinstance(aggregator, CombinerAggregator):
+            value = called(aggregator, aggregator.init, row)
+            self._value = value if self._value is None else called(aggregator, aggregator.combine, self._value, value)
         else:
             self._rows.append(row)
 
@@ -49,22 +49,22 @@ class Folding:
         return self._value if isinstance(self._aggregator, NativeCombiner) else self
 
     def onto(self, base: Any) -> Any:
-        own = self._aggregator
+        aggregator = self._aggregator
         # A copy, because the record keeps the base as the value before, and an aggregator may change it in place.
         base = copy.deepcopy(base)
-        if not isinstance(own, CombinerAggregator):
+        if not isinstance(aggregator, CombinerAggregator):
             return self._reduce(self._value if self.is_settled else base)
         if base is None:
             return self._value
-        return base if self._value is None else called(own, own.combine, base, self._value)
+        return base if self._value is None else called(aggregator, aggregator.combine, base, self._value)
 
     def _reduce(self, acc: Any) -> Any:
-        own: Any = self._aggregator
+        aggregator: Any = self._aggregator
         rows, self._rows = self._rows, []
         for row in rows:
             if acc is None:  # the key is absent, or an earlier row removed it
-                acc = called(own, own.init)
-            acc = called(own, own.reduce, acc, row)
+                acc = called(aggregator, aggregator.init)
+            acc = called(aggregator, aggregator.reduce, acc, row)
         return acc
 
 

@@ -59,26 +59,27 @@ def _shown_windows(fields: Sequence[Field], aggregators: Mapping[str, Aggregator
     known: dict[str, Aggregator] = {}
     for field in fields:
         try:
-            found = joins_of([field], aggregators)
+            shown = joins_of([field], aggregators)
         except UsageError:
-            found = results_of([field], aggregators)
-        known[field.name] = found.aggregators[0]
+            shown = results_of([field], aggregators)
+        known[field.name] = shown.aggregators[0]
     return known
 
 
 def check_joined(aggregates: Mapping[str, Aggregator], windows: str) -> None:
     """Raise ConfigurationError for an aggregator whose values cannot be joined. ``windows`` is for the message."""
-    for name, one in aggregates.items():
-        if not isinstance(one, CombinerAggregator):
+    for name, aggregator in aggregates.items():
+        if not isinstance(aggregator, CombinerAggregator):
             raise ConfigurationError(
-                f"{name}={one} is a reducer, and {windows} joins values that were reduced apart: take a "
+                f"{name}={aggregator} is a reducer, and {windows} joins values that were reduced apart: take a "
                 "CombinerAggregator, or tumbling windows"
             )
-        kind = one.describe().partition("(")[0]
-        if kind in _JOINED and not type(one).__module__.startswith("mapstate."):
+        kind = aggregator.describe().partition("(")[0]
+        if kind in _JOINED and not type(aggregator).__module__.startswith("mapstate."):
             raise ConfigurationError(
-                f"{name}={one} has the name of a built-in aggregator, and is another. A reader knows an aggregator by "
-                f"its name in the ledger, and would join the values of {windows} by the built-in one: rename the class"
+                f"{name}={aggregator} has the name of a built-in aggregator, and is another. A reader knows an "
+                f"aggregator by its name in the ledger, and would join the values of {windows} by the built-in one: "
+                "rename the class"
             )
 
 
@@ -96,9 +97,9 @@ def joins_of(
         if isinstance(given, CombinerAggregator):
             known[field.name] = given
         elif kind is not None:
-            one = known[field.name] = kind.of_ledger(field.aggregator)
-            if isinstance(one, Collect):
-                one.set_stored(field.type)
+            combiner = known[field.name] = kind.of_ledger(field.aggregator)
+            if isinstance(combiner, Collect):
+                combiner.set_stored(field.type)
         else:
             raise UsageError(
                 f"the field {field.name!r} is a {field.aggregator}, and {why} by that combiner. Nothing was read. Give "
@@ -112,10 +113,10 @@ def joined(fields: Fields, values: Sequence[Any]) -> Any:
     if len(values) == 1:
         return values[0]
     columns = zip(*map(fields.split, values), strict=True)
-    own = [
+    parts = [
         folded(aggregator, field.type, column)
         for aggregator, field, column in zip(fields.aggregators, fields.fields, columns, strict=True)
     ]
-    if len(own) == 1:
-        return NULL if own[0] is None else own[0]
-    return tuple(own)
+    if len(parts) == 1:
+        return NULL if parts[0] is None else parts[0]
+    return tuple(parts)

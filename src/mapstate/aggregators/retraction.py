@@ -32,7 +32,7 @@ SIGN = "__mapstate_sign"
 def monotone_columns(fields: Mapping[str, Aggregator]) -> dict[str, type[Aggregator]]:
     """The fields whose values only grow (`Max`) or only fall (`Min`) while a key exists."""
     growth: dict[type[Aggregator], type[Aggregator]] = {Count: Max, Max: Max, Min: Min}
-    return {name: growth[type(own)] for name, own in fields.items() if type(own) in growth}
+    return {name: growth[type(aggregator)] for name, aggregator in fields.items() if type(aggregator) in growth}
 
 
 def retractable(
@@ -227,7 +227,7 @@ def correctable(aggregators: Mapping[str, Aggregator], first: Collection[str]) -
     ``first`` are the fields that it had when it began to count: a `Count()` that was added later lacks rows, so its 0
     does not say that a key has none.
     """
-    found: dict[str, Aggregator] = {}
+    corrections: dict[str, Aggregator] = {}
     for name, aggregator in aggregators.items():
         kind: Any = type(aggregator)
         column: Any = getattr(aggregator, "column", None)
@@ -238,8 +238,8 @@ def correctable(aggregators: Mapping[str, Aggregator], first: Collection[str]) -
                 "See docs/life.md#correct"
             )
         is_of_rows = kind is Count and column is None and name in first
-        found[name] = cast("Aggregator", CorrectedRows() if is_of_rows else _CORRECTING[kind](column))
-    return found
+        corrections[name] = cast("Aggregator", CorrectedRows() if is_of_rows else _CORRECTING[kind](column))
+    return corrections
 
 
 class _Corrected(_Retractable):

@@ -120,8 +120,8 @@ class _Distinct(_Sketch):
     @classmethod
     def of_ledger(cls, description: str) -> Self:
         shows = super().of_ledger(description)
-        found = re.search(r", log2k=(\d+)\)$", description)
-        shows.log2k = int(found[1]) if found else 12
+        match = re.search(r", log2k=(\d+)\)$", description)
+        shows.log2k = int(match[1]) if match else 12
         return shows
 
     def _shown(self, sketch: Any) -> Any:
@@ -251,8 +251,8 @@ class ApproxPercentiles(_Sketch):
         asked = [near for rank in self.ranks for near in (rank, max(0.0, rank - error), min(1.0, rank + error))]
         values = sketch.get_quantiles(asked, inclusive=True)  # as Spark's kll_sketch_get_quantile
         return [
-            {"rank": rank, "estimate": values[at], "lower": values[at + 1], "upper": values[at + 2]}
-            for at, rank in zip(range(0, len(values), 3), self.ranks, strict=True)
+            {"rank": rank, "estimate": values[i], "lower": values[i + 1], "upper": values[i + 2]}
+            for i, rank in zip(range(0, len(values), 3), self.ranks, strict=True)
         ]
 
 
@@ -305,10 +305,10 @@ class ApproxTopK(_Sketch):
 
     def _shown(self, sketch: Any) -> Any:
         kind = self._package().frequent_items_error_type.NO_FALSE_POSITIVES  # as Spark's approx_top_k_estimate
-        found = sorted(sketch.get_frequent_items(kind), key=lambda entry: (-entry[1], entry[0]))
+        entries = sorted(sketch.get_frequent_items(kind), key=lambda entry: (-entry[1], entry[0]))
         return [
             {"item": item, "estimate": estimate, "lower": lower, "upper": upper}
-            for item, estimate, lower, upper in found[: self.k]
+            for item, estimate, lower, upper in entries[: self.k]
         ]
 
 

@@ -49,16 +49,16 @@ class TileFields(Fields):
         joins: list[_Join] = []
         pairs = zip(bases, partials, strict=True)
         out = [self._edited(base, new, joins) or self._placed(tiles_of(base), new, joins) for base, new in pairs]
-        for number, (field, one) in enumerate(zip(self.fields, self.aggregators, strict=True)):
-            old = [number_at(columns[number], at) for columns, at, _, _ in joins]
+        for number, (field, aggregator) in enumerate(zip(self.fields, self.aggregators, strict=True)):
+            old = [number_at(columns[number], i) for columns, i, _, _ in joins]
             new = [partial.columns[number][place] for _, _, partial, place in joins]
-            if isinstance(one, NativeCombiner):
-                both = one.combine_all(old, new) if joins else []
+            if isinstance(aggregator, NativeCombiner):
+                both = aggregator.combine_all(old, new) if joins else []
             else:
-                both = [folded(one, field.type, pair) for pair in zip(old, new, strict=True)]
-            for (columns, at, _, _), value in zip(joins, both, strict=True):
-                columns[number] = with_number(columns[number], at, at + 1, value)
-        return [one.done() if type(one) is Edit else one for one in out]
+                both = [folded(aggregator, field.type, pair) for pair in zip(old, new, strict=True)]
+            for (columns, i, _, _), value in zip(joins, both, strict=True):
+                columns[number] = with_number(columns[number], i, i + 1, value)
+        return [value.done() if type(value) is Edit else value for value in out]
 
     def _edited(self, before: Any, partial: Tiles, joins: list[_Join]) -> Edit | None:
         """A packed value with the batch's tiles, and those joined that no window tells apart any more.
@@ -73,22 +73,22 @@ class TileFields(Fields):
         if changes_base or targets[:1] in ([], [None]) or len(units) + len(added) >= MOST_STORED:
             return None
         edit, first = Edit(before, units), len(units)
-        for at in moving:
-            if at < first:
-                first, end = bisect_left(targets, targets[at]), bisect_right(targets, targets[at])
-                parts = [[number_at(column, own) for own in range(first, end)] for column in edit.columns]
+        for i in moving:
+            if i < first:
+                first, end = bisect_left(targets, targets[i]), bisect_right(targets, targets[i])
+                parts = [[number_at(column, place) for place in range(first, end)] for column in edit.columns]
                 try:
                     values = [*map(folded, self.aggregators, self._kinds, parts)]
                 except DataError:
                     return None
-                edit.replace(first, end, targets[at], values)
+                edit.replace(first, end, targets[i], values)
         for place, start in enumerate(added):  # ascending, so no place found before moves
-            at = bisect_left(edit.units, start)
-            if edit.units[at : at + 1] == [start]:
+            i = bisect_left(edit.units, start)
+            if edit.units[i : i + 1] == [start]:
                 edit.note(start)
-                joins.append((edit.columns, at, partial, place))
+                joins.append((edit.columns, i, partial, place))
             else:
-                edit.replace(at, at, start, [column[place] for column in partial.columns])
+                edit.replace(i, i, start, [column[place] for column in partial.columns])
         return edit
 
     def _moves_of(self, before: StoredTiles) -> _Moves:
@@ -109,13 +109,13 @@ class TileFields(Fields):
             return self._checked(partial)
         after, put_off = self._folded(before)
         for place, start in enumerate(partial.starts):  # as above
-            at = bisect_left(after.starts, start)
-            if at < len(after.starts) and after.starts[at] == start:
-                joins.append((after.columns, at, partial, place))
+            i = bisect_left(after.starts, start)
+            if i < len(after.starts) and after.starts[i] == start:
+                joins.append((after.columns, i, partial, place))
                 continue
-            after.starts.insert(at, start)
+            after.starts.insert(i, start)
             for column, added in zip(after.columns, partial.columns, strict=True):
-                column.insert(at, added[place])
+                column.insert(i, added[place])
         return self._checked(after, put_off)
 
     def joined(self, units: Tiles) -> Tiles:
@@ -140,16 +140,16 @@ class TileFields(Fields):
             (first, _), *others = places
             end = first + 1 + len(others)
             parts = [column[first:end] for column in before.columns]
-            own = [target]
+            kept = [target]
             if others:
                 try:
                     parts = [
-                        [folded(one, field.type, part)]
-                        for one, field, part in zip(self.aggregators, self.fields, parts, strict=True)
+                        [folded(aggregator, field.type, part)]
+                        for aggregator, field, part in zip(self.aggregators, self.fields, parts, strict=True)
                     ]
                 except DataError as error:
-                    own, put_off = before.starts[first:end], error
-            starts += own
+                    kept, put_off = before.starts[first:end], error
+            starts += kept
             for column, part in zip(columns, parts, strict=True):
                 column.extend(part)
         return Tiles(starts, columns), put_off
@@ -173,7 +173,7 @@ class TileFields(Fields):
 def assembled(fields: Fields, columns: list[list[list[Any]]]) -> list[list[Any]]:
     """The partials of each field, from its native columns."""
     natives: list[Any] = fields.aggregators
-    return [one.assemble(own) for one, own in zip(natives, columns, strict=True)]
+    return [native.assemble(column) for native, column in zip(natives, columns, strict=True)]
 
 
 class Answers:
@@ -185,7 +185,9 @@ class Answers:
 
     def __init__(self, joining: Fields, definition: RollingDefinition, columns: Sequence[str] | None = None) -> None:
         self._definition = definition
-        places = {name: place for name, *place in columns_of([one.name for one in joining.fields], definition.windows)}
+        places = {
+            name: place for name, *place in columns_of([field.name for field in joining.fields], definition.windows)
+        }
         chosen = [name for name in dict.fromkeys(places if columns is None else columns) if name in places]
         fields = [joining.fields[places[name][0]]._replace(name=name) for name in chosen]
         self.fields = Fields(fields, {name: _shown(joining.aggregators[places[name][0]]) for name in chosen})
@@ -199,7 +201,7 @@ class Answers:
         for out, name in enumerate(chosen):
             field, place = places[name]
             wanted.setdefault(field, {})[order[place]] = out
-        self._wanted = [(at, joining.aggregators[at], joining.fields[at].type, outs) for at, outs in wanted.items()]
+        self._wanted = [(i, joining.aggregators[i], joining.fields[i].type, outs) for i, outs in wanted.items()]
         self._plans: dict[tuple[int, ...], list[_Plan]] = {}
         self._of_ends: dict[int, tuple[list[int], list[_Plan]]] = {}
 
@@ -211,35 +213,35 @@ class Answers:
         if not self._nothing:  # only the keys are asked for
             return [None if value is None else () for value in found]
         out: list[Any] = [None] * len(found)
-        many = [at for at, value in enumerate(found) if is_packed(value)] if len(found) >= FEWEST else []
-        columns, done = self._at_once([found[at] for at in many], [ends[at] for at in many])
+        many = [i for i, value in enumerate(found) if is_packed(value)] if len(found) >= FEWEST else []
+        columns, done = self._at_once([found[i] for i in many], [ends[i] for i in many])
         left: Iterable[int] = range(len(found))
         if len(columns) == len(self._nothing):
             rows = zip(*(columns[place] for place in range(len(columns))), strict=True)
-            for at, row in zip(many, rows, strict=True):
-                out[at] = row
+            for i, row in zip(many, rows, strict=True):
+                out[i] = row
             left = sorted(set(left) - set(many))
-        places = {at: place for place, at in enumerate(many)} if done else {}
-        for at in left:
-            value, (end, until) = found[at], ends[at]
+        places = {i: place for place, i in enumerate(many)} if done else {}
+        for i in left:
+            value, (end, until) = found[i], ends[i]
             if value is None:
                 continue
             lows, plan = self._of_ends.get(end) or self._plan(end)
-            if at in places:
-                plan = [one for one in plan if one[0] not in done]
+            if i in places:
+                plan = [step for step in plan if step[0] not in done]
             answer = self._of(tiles_of(value), lows, plan, until)
-            if at in places:
+            if i in places:
                 for place, column in columns.items():
-                    answer[place] = column[places[at]]
-            out[at] = tuple(answer)
+                    answer[place] = column[places[i]]
+            out[i] = tuple(answer)
         if self._is_single:
-            return [None if one is None else NULL if one[0] is None else one[0] for one in out]
+            return [None if values is None else NULL if values[0] is None else values[0] for values in out]
         return out
 
-    def _at_once(self, found: Sequence[Any], ends: Sequence[tuple[int, int]]) -> tuple[dict[int, list[Any]], set[int]]:
+    def _at_once(self, values: Sequence[Any], ends: Sequence[tuple[int, int]]) -> tuple[dict[int, list[Any]], set[int]]:
         """Columns for packed values, by their places, and the fields of which they are; none where a loop has to."""
-        np = numpy() if found else None
-        tiles = None if np is None else ManyTiles(np, found)
+        np = numpy() if values else None
+        tiles = None if np is None else ManyTiles(np, values)
         if tiles is None or not tiles.fits:
             return {}, set()
         if ends.count(ends[0]) == len(ends):
@@ -248,12 +250,12 @@ class Answers:
         cuts = tiles.cuts([*lows, [until for _, until in ends]])
         columns: dict[int, list[Any]] = {}
         done: set[int] = set()
-        for at, one, kind, outs in self._wanted:
+        for i, aggregator, kind, outs in self._wanted:
             with_base = [step for step, window in enumerate(outs) if not self._windows[window].length]
             nothing = self._nothing[next(iter(outs.values()))]
-            joined = tiles.joined((at, one, kind), cuts[[*outs]], cuts[-1], with_base, nothing)
+            joined = tiles.joined((i, aggregator, kind), cuts[[*outs]], cuts[-1], with_base, nothing)
             if joined is not None:
-                done.add(at)
+                done.add(i)
                 columns |= zip(outs.values(), joined, strict=True)
         return columns, done
 
@@ -263,13 +265,13 @@ class Answers:
         order = tuple(sorted(range(len(lows)), key=lows.__getitem__, reverse=True))
         if order not in self._plans:
             self._plans[order] = [
-                (at, one, kind, adds_up(one, kind), [outs.get(step) for step in order])
-                for at, one, kind, outs in self._wanted
+                (i, aggregator, kind, adds_up(aggregator, kind), [outs.get(step) for step in order])
+                for i, aggregator, kind, outs in self._wanted
             ]
         if len(self._of_ends) >= _MOST_REMEMBERED:
             self._of_ends.clear()
-        self._of_ends[end] = found = [lows[step] for step in order], self._plans[order]
-        return found
+        self._of_ends[end] = planned = [lows[step] for step in order], self._plans[order]
+        return planned
 
     def _of(self, tiles: Tiles, lows: Sequence[int], plan: Sequence[_Plan], until: int) -> list[Any]:
         """Each tile is looked at once."""
@@ -277,21 +279,21 @@ class Answers:
         answer = list(self._nothing)
         high = bisect_left(starts, until)
         cuts = [bisect_left(starts, low, 0, high) for low in lows]
-        for at, one, kind, is_sum, outs in plan:
-            column = columns[at]
+        for i, aggregator, kind, is_sum, outs in plan:
+            column = columns[i]
             if is_sum and None not in column:
                 total, top = 0, high
                 for cut, place in zip(cuts, outs, strict=True):
                     total += sum(column[cut:top])
                     top = cut
                     if place is not None and cut < high:
-                        answer[place] = checked_sum(one, total)
+                        answer[place] = checked_sum(aggregator, total)
                 continue
             value, top = None, high
             for cut, place in zip(cuts, outs, strict=True):
                 if cut < top:
-                    part = folded(one, kind, column[cut:top])
-                    value = part if value is None else folded(one, kind, (part, value))
+                    part = folded(aggregator, kind, column[cut:top])
+                    value = part if value is None else folded(aggregator, kind, (part, value))
                     top = cut
                 if place is not None and cut < high:
                     answer[place] = value
@@ -318,10 +320,14 @@ class _OfWindow(Aggregator):
         return self._own.describe()
 
 
-def _shown(one: Aggregator) -> Aggregator:
-    return one if type(one).__module__.startswith("mapstate.") else _OfWindow(one)
+def _shown(aggregator: Aggregator) -> Aggregator:
+    return aggregator if type(aggregator).__module__.startswith("mapstate.") else _OfWindow(aggregator)
 
 
-def _nothing(one: Aggregator) -> Any:
+def _nothing(aggregator: Aggregator) -> Any:
     """The value of no rows. A sketch shows null of none."""
-    return one.zero() if isinstance(one, CombinerAggregator) and not isinstance(one, SKETCHES) else None
+    return (
+        aggregator.zero()
+        if isinstance(aggregator, CombinerAggregator) and not isinstance(aggregator, SKETCHES)
+        else None
+    )

@@ -80,7 +80,7 @@ def check_state_name(name: str) -> str:
 
 @contextmanager
 def opened(backend_or_url: Backend | str, state: str) -> Iterator[Any]:
-    """The store of a state, closed in the end. Errors as of `naming`."""
+    """The store of a state, closed in the end. Errors: see `naming`."""
     backend = resolve(backend_or_url)
     store = backend.open(check_state_name(state))
     try:

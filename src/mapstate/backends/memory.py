@@ -38,8 +38,8 @@ class MemoryBackend:
     def states(self) -> Iterator[list[tuple[str, bytes]]]:
         with _lock:
             stores = {state: store for (name, state), store in _stores.items() if name == self.name}
-        found = {state: store.load() for state, store in stores.items()}
-        yield [(state, stored[0]) for state, stored in found.items() if stored is not None]
+        ledgers = {state: store.load() for state, store in stores.items()}
+        yield [(state, stored[0]) for state, stored in ledgers.items() if stored is not None]
 
 
 class MemoryStore:
@@ -79,15 +79,15 @@ class MemoryStore:
     def swap_all(self, swaps: Sequence[Swap]) -> list[int] | None:
         with ExitStack() as locks:
             # In one order, so that two callers do not deadlock.
-            for one in sorted(swaps, key=lambda one: id(one.store)):
-                locks.enter_context(one.store._lock)
-            if any(one.store._version() != one.expected for one in swaps):
+            for swap in sorted(swaps, key=lambda swap: id(swap.store)):
+                locks.enter_context(swap.store._lock)
+            if any(swap.store._version() != swap.expected for swap in swaps):
                 return None
             # Where the record stays, it was compared alone.
-            stay = [len(swaps) > 1 and one.expected and one.store._ledger[0] == one.record for one in swaps]
+            stay = [len(swaps) > 1 and swap.expected and swap.store._ledger[0] == swap.record for swap in swaps]
             return [
-                one.store._version() if stays else one.store._set(one.record, one.fence)
-                for one, stays in zip(swaps, stay, strict=True)
+                swap.store._version() if stays else swap.store._set(swap.record, swap.fence)
+                for swap, stays in zip(swaps, stay, strict=True)
             ]
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
@@ -100,8 +100,8 @@ class MemoryStore:
     def scan(self, page_size: int) -> Iterator[list[str]]:
         with self._lock:
             keys = list(self._records)
-        for at in range(0, len(keys), page_size):
-            yield keys[at : at + page_size]
+        for i in range(0, len(keys), page_size):
+            yield keys[i : i + page_size]
 
     def keep_report(self, report: bytes, most: int) -> None:
         with self._lock:
@@ -125,8 +125,8 @@ class MemoryStore:
         return []
 
     def checkup(self, replay_horizon: float) -> list[Finding]:  # noqa: ARG002
-        found, expected = "the state lives in this process alone, and dies with it", "a store that outlives the job"
-        return [Finding("warning", "persistence", found, expected, "Take sqlite:// or redis:// to keep it.")]
+        setting, expected = "the state lives in this process alone, and dies with it", "a store that outlives the job"
+        return [Finding("warning", "persistence", setting, expected, "Take sqlite:// or redis:// to keep it.")]
 
     def put_fenced(self, token: FenceToken, keys: Sequence[str], values: Sequence[bytes]) -> None:
         check_lengths(keys, values, "values")

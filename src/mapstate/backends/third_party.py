@@ -13,23 +13,23 @@ _GROUP = "mapstate.backends"
 
 
 def backend_of(scheme: str, url: str, *, known: Iterable[str]) -> Backend:
-    """The backend that a package's entry point makes of the URL. Errors as of `mapstate.backends.resolve`."""
+    """The backend that a package's entry point makes of the URL. Errors: see `mapstate.backends.resolve`."""
     points = entry_points(group=_GROUP)
-    found = {
+    backends = {
         (point.dist.name if point.dist else point.value, point.value): point for point in points if point.name == scheme
     }
-    if not found:
-        there = ", ".join(f"{one}://" for one in sorted({*known, *(point.name for point in points)}))
+    if not backends:
+        there = ", ".join(f"{name}://" for name in sorted({*known, *(point.name for point in points)}))
         file = "" if scheme else " A file's URL is sqlite:///visits.db, or sqlite:////data/visits.db from the root."
         raise UnknownSchemeError(
             f"no store answers to {scheme + '://' if scheme else 'a URL without a scheme'}; there is {there}, and "
             f"what packages add through the entry point group {_GROUP!r}: is the one that has it installed here?{file}",
             scheme=scheme,
         )
-    if len(found) > 1:
-        packages = " and ".join(sorted(package for package, _ in found))
+    if len(backends) > 1:
+        packages = " and ".join(sorted(package for package, _ in backends))
         raise ConfigurationError(f"{scheme}:// is claimed by {packages}: uninstall all but one", scheme=scheme)
-    ((package, _), point) = found.popitem()
+    ((package, _), point) = backends.popitem()
     backend = _asked(_loaded(point, package), url, f"{scheme}:// comes from the package {package!r}")
     if isinstance(backend, type) or not isinstance(backend, Backend):
         raise ConfigurationError(

@@ -39,16 +39,16 @@ def _names(ctx: typer.Context, incomplete: str) -> list[str]:
     urls = [word for word in words if _is_url(word)]
     if len(words) > len(urls):
         return []  # the state is there already
-    found: list[str] = []
+    names: list[str] = []
     end = time.monotonic() + _COMPLETION
     try:
         for page in state_names(store_url(urls)):
-            found += [name for name in page if name.startswith(incomplete)]
+            names += [name for name in page if name.startswith(incomplete)]
             if time.monotonic() > end:
                 break
     except MapStateError:
         return []
-    return sorted({*found})
+    return sorted({*names})
 
 
 StoreUrl = Annotated[list[str] | None, typer.Argument(metavar="URL", help=_URL_HELP, show_default=False)]
@@ -100,13 +100,15 @@ _YES = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 def with_output(function: Callable[..., None]) -> Callable[..., None]:
     """A command that prints by an `Output` gets --json, and --yes if it asks; it exits with 1 where that has failed."""
     whole = signature(function, eval_str=True)
-    first, *own = whole.parameters.values()
+    first, *parameters = whole.parameters.values()
     options: dict[str, Any] = {"as_json": _AS_JSON}
     if first.annotation is AskingOutput:
         options = {"yes": _YES, **options}
     elif first.annotation is not Output:
         return function
-    own += [Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=kind) for name, kind in options.items()]
+    parameters += [
+        Parameter(name, Parameter.KEYWORD_ONLY, default=False, annotation=kind) for name, kind in options.items()
+    ]
 
     @wraps(function)
     def run(*, as_json: bool, yes: bool = False, **arguments: Any) -> None:
@@ -115,8 +117,8 @@ def with_output(function: Callable[..., None]) -> Callable[..., None]:
         if out.has_failed:
             raise typer.Exit(1)
 
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
-    run.__signature__ = whole.replace(parameters=own)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = whole.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
 
 

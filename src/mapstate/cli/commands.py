@@ -56,12 +56,16 @@ class Command(TyperCommand):
         given = list(args)
         rest = super().parse_args(ctx, args)
         order: list[Any] = self.make_parser(ctx).parse_args(args=given)[2]
-        for one in order:
-            value = ctx.params.get(one.name)
-            if one.param_type_name == "option" and not (one.multiple or one.is_flag) and order.count(one) > 1:
-                ctx.fail(f"Option '{one.opts[0]}' is given twice.")
+        for option in order:
+            value = ctx.params.get(option.name)
+            if (
+                option.param_type_name == "option"
+                and not (option.multiple or option.is_flag)
+                and order.count(option) > 1
+            ):
+                ctx.fail(f"Option '{option.opts[0]}' is given twice.")
             if isinstance(value, float) and not abs(value) <= _MOST_SECONDS:
-                ctx.fail(f"Option '{one.opts[0]}' is a number up to {_MOST_SECONDS:,}, not {value}.")
+                ctx.fail(f"Option '{option.opts[0]}' is a number up to {_MOST_SECONDS:,}, not {value}.")
         urls = ctx.params.get("url") or []
         if len(urls) > 1:
             names = [parameter.name for parameter in self.params if parameter.param_type_name == "argument"]
@@ -137,9 +141,9 @@ def text_of(topic: str) -> str:
     text = pages[name].read_text(encoding="utf-8")
     text = re.sub(r"(?m)^::: (\S+)(\n +options:.*)?$", r"    python -m pydoc \1", text)  # the site has it in place
     parts = re.split(r"(?m)^(?=##+ )", text)
-    for at, part in enumerate(parts):
+    for i, part in enumerate(parts):
         if re.sub(r"[^\w -]", "", part.partition("\n")[0].lower()).strip().replace(" ", "-") == section:
-            return part + "".join(takewhile(lambda below: below.index(" ") > part.index(" "), parts[at + 1 :]))  # noqa: B023
+            return part + "".join(takewhile(lambda below: below.index(" ") > part.index(" "), parts[i + 1 :]))  # noqa: B023
     return "".join(parts)
 
 

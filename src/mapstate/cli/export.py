@@ -111,13 +111,13 @@ def compare(
         f"equal {done.equal:,}   different {done.different:,}   only in {first} {done.only_in_first:,}   "
         f"only in {second} {done.only_in_second:,}   in motion {done.in_motion:,} ({shown_passes})"
     )
-    out.answer({**done._asdict(), "largest": [_json_difference(one) for one in done.largest]}, said)
+    out.answer({**done._asdict(), "largest": [_json_difference(difference) for difference in done.largest]}, said)
     if not out.as_json:
         for line in _how(done):
             say(line)
-        for one in done.largest:
-            first_row, second_row = (json_text(row) for row in (one.first, one.second))
-            say(f"{json_text(one.key)}   {first_row}   {second_row}")
+        for difference in done.largest:
+            first_row, second_row = (json_text(row) for row in (difference.first, difference.second))
+            say(f"{json_text(difference.key)}   {first_row}   {second_row}")
     out.has_failed = not done.is_equal
     if not any(done[:4]):
         why = "no key was there, of the sample or in a window that is final in both"
@@ -134,9 +134,9 @@ def _how(done: Compared) -> list[str]:
     return ["As they are: the offsets cannot be compared, and no batch was committed meanwhile."]
 
 
-def _json_difference(one: Difference) -> dict[str, Any]:
-    rows = ({name: plain(value) for name, value in row.items()} for row in (one.first, one.second))
-    return dict(zip(("key", "first", "second"), ([plain(part) for part in one.key], *rows), strict=True))
+def _json_difference(difference: Difference) -> dict[str, Any]:
+    rows = ({name: plain(value) for name, value in row.items()} for row in (difference.first, difference.second))
+    return dict(zip(("key", "first", "second"), ([plain(part) for part in difference.key], *rows), strict=True))
 
 
 def _tolerance(text: str) -> tuple[str, float]:
@@ -169,8 +169,10 @@ def _batch(ledger: LedgerRecord) -> str:
 
 def _json_exported(done: Exported, to: str, form: str, took: float) -> dict[str, Any]:
     first, last = (
-        None if one.last_commit is None else {"batch_id": one.last_commit.batch_id, "txid": one.last_commit.txid}
-        for one in (done.first, done.last)
+        None
+        if ledger.last_commit is None
+        else {"batch_id": ledger.last_commit.batch_id, "txid": ledger.last_commit.txid}
+        for ledger in (done.first, done.last)
     )
     return {
         "file": to,
@@ -190,13 +192,13 @@ def _json_exported(done: Exported, to: str, form: str, took: float) -> dict[str,
 
 def _format_of(path: str, named: str | None) -> str:
     """The format by its name, or by the end of the file's name. Raises UsageError."""
-    found = named or _ENDS.get(Path(path).suffix.lower())
-    if found not in FORMATS:
+    format_name = named or _ENDS.get(Path(path).suffix.lower())
+    if format_name not in FORMATS:
         raise UsageError(
             f"the format is one of {', '.join(FORMATS)}. The file's name ends in .csv, .jsonl, .ndjson or .parquet, or "
             "--format names it."
         )
-    return found
+    return format_name
 
 
 def _write_csv(columns: Sequence[Column], pages: Pages, to: Path) -> None:

@@ -109,23 +109,23 @@ def forget(
         _report(out, [behind(state, partial(forget_key, store, state, keys, id=id, **options))])
         return
     given = by_name("--where", [*map(_pair, where)])
-    found: dict[str, dict[str, KeyField]] = {}
+    columns_of: dict[str, dict[str, KeyField]] = {}
     salts = []
-    for state in words or [one.name for one in list_states(store) if one.ledger or one.problem]:
+    for state in words or [state.name for state in list_states(store) if state.ledger or state.problem]:
         try:
-            found[state] = {one.name: one for one in forgettable_columns(store, state)}
+            columns_of[state] = {column.name: column for column in forgettable_columns(store, state)}
             salts += [entry.salt for entry in listed(store, state)]
         except MapStateError as error:
             out.fail(error.message)
-    able = [state for state, columns in found.items() if given.keys() <= columns.keys()]
-    for state in [state for state in found if state not in able]:
+    able = [state for state, columns in columns_of.items() if given.keys() <= columns.keys()]
+    for state in [state for state in columns_of if state not in able]:
         out.note(f"{state} is not keyed by {', '.join(given)}: it is left as it is")
     salt = salts[0] if salts else new_salt()  # one for all, so that the lists of versions can be compared
     out.confirm(f"Forget {', '.join(where)} in {', '.join(able) or 'no state'}? It cannot be undone.")
     done = []
     for state in able:
         try:
-            keys = {name: typed_keys([text], [found[state][name]])[0][0] for name, text in given.items()}
+            keys = {name: typed_keys([text], [columns_of[state][name]])[0][0] for name, text in given.items()}
             done.append(behind(state, partial(forget_key, store, state, keys, id=id, salt=salt, **options)))
         except MapStateError as error:
             out.fail(error.message)
@@ -133,16 +133,18 @@ def forget(
 
 
 def _report(out: AskingOutput, done: list[Forgotten]) -> None:
-    documents = [one._asdict() for one in done]
+    documents = [report._asdict() for report in done]
 
     def shown() -> None:
-        for one in done:
-            before = "" if one.offsets is None else f", as of {one.offsets}"
-            again = " before" if one.was_done else ""
-            out.note(f"{one.state}: {one.keys} keys forgotten{again} as txid {one.txid}{before}")
-            if one.log_until is not None:
-                out.note(f"The change log names them until {one.log_until}: run it again with the same id after that.")
-        for place in dict.fromkeys(place for one in done for place in one.not_reached):
+        for report in done:
+            before = "" if report.offsets is None else f", as of {report.offsets}"
+            again = " before" if report.was_done else ""
+            out.note(f"{report.state}: {report.keys} keys forgotten{again} as txid {report.txid}{before}")
+            if report.log_until is not None:
+                out.note(
+                    f"The change log names them until {report.log_until}: run it again with the same id after that."
+                )
+        for place in dict.fromkeys(place for report in done for place in report.not_reached):
             out.note(f"Not reached: {place}")
         if not done:
             out.note("There was nothing to do.")
@@ -153,13 +155,13 @@ def _report(out: AskingOutput, done: list[Forgotten]) -> None:
 def _ends(text: str) -> str:
     """Offsets as a ledger has them; an object is of the only source."""
     try:
-        found = msgspec.json.decode(text, type=list[dict[str, dict[str, int]]] | dict[str, dict[str, int]])
+        ends = msgspec.json.decode(text, type=list[dict[str, dict[str, int]]] | dict[str, dict[str, int]])
     except msgspec.MsgspecError as error:
         raise UsageError(
             f'--when-caught-up takes offsets as JSON, such as {{"visits":{{"0":9120}}}} ({cut(error)}). Nothing was '
             "written."
         ) from error
-    return msgspec.json.encode(found if isinstance(found, list) else [found]).decode()
+    return msgspec.json.encode(ends if isinstance(ends, list) else [ends]).decode()
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -192,11 +192,11 @@ def windows(
         keys = typed_keys(texts, record.keys[1:])
         if len(keys) > 1:
             raise UsageError("give one key: its windows are what is shown")
-        found = reader.windows(keys[0], since=time_of(record, since), until=time_of(record, until))
+        panes = reader.windows(keys[0], since=time_of(record, since), until=time_of(record, until))
         mark = reader.watermark().time
     kind = record.keys[0].type
     columns = (KeyField("window_start", kind), KeyField("window_end", kind), KeyField("final", "boolean"))
-    rows = [((window.start, window.end, window.final), window.value) for window in found]
+    rows = [((window.start, window.end, window.final), window.value) for window in panes]
     out.rows(msgspec.structs.replace(record, keys=columns), rows)
     say(f"{len(rows)} windows; the watermark is {'not there yet' if mark is None else plain(mark)}", err=True)
     out.has_failed = not rows
@@ -244,13 +244,13 @@ def watch(
 
 
 def _first_keys(reader: StateReader, limit: int) -> list[Key]:
-    found: dict[Key, None] = {}
+    keys: dict[Key, None] = {}
     with suppress(CorruptRecordError, MissingKeysError):  # at the end of the scan; doctor reports them
         for key, _ in reader.scan():
-            found[key] = None
-            if len(found) == limit:
+            keys[key] = None
+            if len(keys) == limit:
                 break
-    return list(found)
+    return list(keys)
 
 
 @contextmanager

@@ -305,13 +305,17 @@ def _windows(ledger: LedgerRecord) -> list[tuple[str, str]]:
     windows, done = ledger.windows, ledger.last_windows()
     if windows is None:
         return []
-    own, kind = windows.definition, ledger.keys[0].type
-    spans = [("session gap", own.length)] if own.sessions else [("length", own.length), ("slide", own.slide)]
-    spans += [("lag", own.lag), ("retention", own.retention)]
-    if own.idle is not None:
-        spans.append(("idle", own.idle))
+    definition, kind = windows.definition, ledger.keys[0].type
+    spans = (
+        [("session gap", definition.length)]
+        if definition.sessions
+        else [("length", definition.length), ("slide", definition.slide)]
+    )
+    spans += [("lag", definition.lag), ("retention", definition.retention)]
+    if definition.idle is not None:
+        spans.append(("idle", definition.idle))
     inputs = {} if done is None else done.inputs
-    panes, grid = "none", own.panes.pages(windows.height)
+    panes, grid = "none", definition.panes.pages(windows.height)
     if windows.panes:
         low, high = time_text(windows.panes[0][0], kind), time_text(windows.panes[-1][1], kind)
         count = sum(1 for _ in every_pane(grid, windows.panes))
@@ -331,20 +335,21 @@ def _windows(ledger: LedgerRecord) -> list[tuple[str, str]]:
 def _rolling(ledger: LedgerRecord) -> list[tuple[str, str]]:
     if ledger.rolling is None:
         return []
-    own, done = ledger.rolling.definition, ledger.last_windows()
+    definition, done = ledger.rolling.definition, ledger.last_windows()
     windows = (
-        f"{one.name} by {span_text(one.resolution, own.type)}" if one.length else one.name for one in own.windows
+        f"{window.name} by {span_text(window.resolution, definition.type)}" if window.length else window.name
+        for window in definition.windows
     )
-    spans = [("unit", own.unit), ("lag", own.lag), ("retention", own.retention)]
-    spans += [] if own.idle is None else [("idle", own.idle)]
+    spans = [("unit", definition.unit), ("lag", definition.lag), ("retention", definition.retention)]
+    spans += [] if definition.idle is None else [("idle", definition.idle)]
     inputs = {} if done is None else done.inputs
     earliest = earliest_end(ledger.rolling)
     return [
         ("rolling windows", ", ".join(windows)),
-        ("", ", ".join(f"{name} {span_text(span, own.type)}" for name, span in spans)),
-        ("watermark", "none yet" if done is None else _time(ledger.final_mark(), own.type)),
+        ("", ", ".join(f"{name} {span_text(span, definition.type)}" for name, span in spans)),
+        ("watermark", "none yet" if done is None else _time(ledger.final_mark(), definition.type)),
         *(
-            ("", f"input {name or 'of all rows'}: latest {_time(known.latest, own.type)}")
+            ("", f"input {name or 'of all rows'}: latest {_time(known.latest, definition.type)}")
             for name, known in inputs.items()
         ),
         ("can be read as of", "any time" if earliest is None else f"{text_of(earliest)} or later"),

@@ -31,15 +31,20 @@ _MONITOR = ("time", "status", "state", "batch", "batches", "rows/s", "keys/s", "
 
 def topologies(out: Output, *, url: StoreUrl = None) -> None:
     """Lists the topologies that run under a control record, some DEAD; exit code 1 if one cannot be read."""
-    found = control.list_topologies(store_url(url))
+    listed = control.list_topologies(store_url(url))
     documents = [
-        {"topology": one.name, "record": one.record, "problem": one.problem or None, "is_dead": one.is_dead}
-        for one in found
+        {
+            "topology": topology.name,
+            "record": topology.record,
+            "problem": topology.problem or None,
+            "is_dead": topology.is_dead,
+        }
+        for topology in listed
     ]
-    out.listing("topologies", documents, _LIST, list(map(_listed, found)))
-    for one in found:
-        if one.record is None:
-            out.fail(f"{one.name}: {one.problem}")
+    out.listing("topologies", documents, _LIST, list(map(_listed, listed)))
+    for topology in listed:
+        if topology.record is None:
+            out.fail(f"{topology.name}: {topology.problem}")
 
 
 def monitor(
@@ -176,16 +181,16 @@ def _reports(place: str, state: str) -> tuple[str, list[BatchReport]]:
         return "", []
 
 
-def _listed(one: ListedTopology) -> list[Any]:
-    record = one.record
+def _listed(topology: ListedTopology) -> list[Any]:
+    record = topology.record
     if record is None:
-        return [one.name, "cannot be read", "", "", "", ""]
+        return [topology.name, "cannot be read", "", "", "", ""]
     driver = record.driver
     if driver is None:
-        return [one.name, record.status, "none", "", "", ", ".join(record.states)]
+        return [topology.name, record.status, "none", "", "", ", ".join(record.states)]
     place = f"{driver.host}, process {driver.pid}"
-    status = "DEAD" if one.is_dead else record.status
-    return [one.name, status, place, _ago(driver.started), f"{_ago(driver.at)} ago", ", ".join(record.states)]
+    status = "DEAD" if topology.is_dead else record.status
+    return [topology.name, status, place, _ago(driver.started), f"{_ago(driver.at)} ago", ", ".join(record.states)]
 
 
 def _ago(at: str) -> str:

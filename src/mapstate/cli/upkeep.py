@@ -225,7 +225,7 @@ def swap(
     for record, distance, not_asked in done:
         back_by = f" Back: mapstate swap {record.alias} --back" if record.before else ""
         said = f"{record.alias} -> {record.to} (number {record.number}). {distance[:1].upper()}{distance[1:]}.{back_by}"
-        lines = [said, *(f"Not asked: {one}." for one in not_asked)]
+        lines = [said, *(f"Not asked: {name}." for name in not_asked)]
         document = {**asdict(record), "distance": distance, "not_asked": not_asked}
         out.answer(document, partial(_say_all, lines))
 

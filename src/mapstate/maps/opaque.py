@@ -87,24 +87,24 @@ class MapState(ABC, Generic[V]):
         """
         check_lengths(keys, updaters, "updaters")
         by_key: dict[Any, list[int]] = {}
-        for at, key in enumerate(keys):
-            by_key.setdefault(key, []).append(at)
+        for i, key in enumerate(keys):
+            by_key.setdefault(key, []).append(i)
         out: list[Any] = [_UNTOUCHED] * len(keys)
 
         def fold(bases: list[Any], positions: list[list[int]]) -> list[Any]:
             after = []
             for base, ats in zip(bases, positions, strict=True):
                 value = base
-                for at in ats:
-                    out[at] = value = updaters[at](value)
+                for i in ats:
+                    out[i] = value = updaters[i](value)
                 after.append(value)
             return after
 
         values = self.multi_combine(list(by_key), list(by_key.values()), fold)
         for ats, value in zip(by_key.values(), values, strict=True):
-            for at in ats:
-                if out[at] is _UNTOUCHED:  # a transactional key that an earlier attempt has written
-                    out[at] = value
+            for i in ats:
+                if out[i] is _UNTOUCHED:  # a transactional key that an earlier attempt has written
+                    out[i] = value
         return out
 
 

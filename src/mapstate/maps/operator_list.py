@@ -64,7 +64,7 @@ class ListEntry(msgspec.Struct, frozen=True, kw_only=True):
 
     def reaches(self, other: ListEntry) -> bool:
         """Whether it forgets the same keys as of the same batch or a later one of the same query."""
-        mine, others = (one.batch_id if one.batch_id is not None else -1 for one in (self, other))
+        mine, others = (entry.batch_id if entry.batch_id is not None else -1 for entry in (self, other))
         return (self.id, self.digest, self.owner) == (other.id, other.digest, other.owner) and mine >= others
 
 
@@ -146,7 +146,7 @@ class ListedKeys:
     def __init__(self, fields: Sequence[KeyField], entries: Iterable[ListEntry]) -> None:
         self._codec = KeyCodec(fields)
         self._width = len(fields)
-        places = {field.name: at for at, field in enumerate(fields)}
+        places = {field.name: i for i, field in enumerate(fields)}
         self._digests: defaultdict[tuple[tuple[str, ...], str], set[str]] = defaultdict(set)
         for entry in entries:
             if set(entry.columns) <= places.keys():
@@ -156,7 +156,7 @@ class ListedKeys:
     def __contains__(self, key: StoreKey) -> bool:
         parts = self._codec.parts_of(key)
         return len(parts) == self._width and any(
-            digest_of(salt, columns, [parts[at] for at in self._places[columns]]) in digests
+            digest_of(salt, columns, [parts[i] for i in self._places[columns]]) in digests
             for (columns, salt), digests in self._digests.items()
         )
 
@@ -228,9 +228,9 @@ class ForgottenRows:
             key: (key in self._whole, [ends for listed, ends in self._below if key in listed]) for key in set(keys)
         }
         out = []
-        for at, key in enumerate(keys):
+        for i, key in enumerate(keys):
             is_whole, below = known[key]
-            out.append(is_whole or any(self._is_below(places[at], ends) for ends in below if places is not None))
+            out.append(is_whole or any(self._is_below(places[i], ends) for ends in below if places is not None))
         return out
 
     def _is_below(self, place: Place, ends: Mapping[tuple[str, str], int]) -> bool:
@@ -251,17 +251,17 @@ class ForgottenRows:
 
 def _earlier(offsets: str | None, others: str | None) -> str:
     """In each partition the earlier one of two offsets."""
-    known, found = json.loads(offsets or "[]"), json.loads(others or "[]")
-    for one, other in zip(known, found, strict=True):
-        for topic, ends in one.items():
+    known, others_ends = json.loads(offsets or "[]"), json.loads(others or "[]")
+    for ends_of, other in zip(known, others_ends, strict=True):
+        for topic, ends in ends_of.items():
             ends |= {partition: min(end, other.get(topic, {}).get(partition, 0)) for partition, end in ends.items()}
     return json.dumps(known, separators=(",", ":"))
 
 
 def _numbers(offsets: str | None, chosen: Callable[[int, int], int]) -> dict[tuple[str, str], int]:
     """The offsets of all sources by topic and partition; the ``chosen`` one where two sources have it."""
-    found: dict[tuple[str, str], int] = {}
+    numbers: dict[tuple[str, str], int] = {}
     for offset in json.loads(offsets or "[]"):
         for place, number in (by_partition(offset) or {}).items():
-            found[place] = chosen(number, found.get(place, number))
-    return found
+            numbers[place] = chosen(number, numbers.get(place, number))
+    return numbers

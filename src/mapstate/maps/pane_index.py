@@ -153,7 +153,7 @@ class Slice(NamedTuple):
 def index_keys(part: Slice) -> list[str]:
     """The keys of a slice's own records, the head last: a purge that is killed can be walked again."""
     head = _head(part.pane, part.partition)
-    return [*(f"{head}|{at}" for at in reversed(range(part.full))), head]
+    return [*(f"{head}|{i}" for i in reversed(range(part.full))), head]
 
 
 def slices(read: Read, panes: Iterable[str], width: int, *, first: int = 0) -> Iterator[Slice]:
@@ -252,8 +252,10 @@ class PanePages:
             known = set(self.named(touched[0], touched[-1] + 1, level)) if touched else set()
             pages = self._pages(level, [start for start in touched if start in known])
             joined = {start: (*pages.get(start, ()), *more.get(start, ())) for start in touched}
-            after = {start: runs_without(lower, runs_with(lower, own, ()), removed) for start, own in joined.items()}
-            written |= _changed(level, pages, {start: own for start, own in after.items() if own != pages.get(start)})
+            after = {start: runs_without(lower, runs_with(lower, runs, ()), removed) for start, runs in joined.items()}
+            written |= _changed(
+                level, pages, {start: runs for start, runs in after.items() if runs != pages.get(start)}
+            )
             added, removed = ([start for start in touched if bool(after[start]) is kept] for kept in (True, False))
             lower = upper
         runs = runs_without(lower, runs_with(lower, old, added), removed)
@@ -265,28 +267,28 @@ class PanePages:
         return change._replace(named=(height, runs)), written
 
     def _pages(self, level: int, starts: Iterable[int]) -> dict[int, Runs]:
-        found: dict[int, Runs] = {}
+        pages: dict[int, Runs] = {}
         for some in batched(starts, _HEADS):
             keys = [_page_key(level, start) for start in some]
             for start, key, page in zip(some, keys, self._read(keys), strict=True):
                 if page is None:
                     raise index_lost(self._state, key)
-                found[start] = tuple((first, last) for first, last in page)
-        return found
+                pages[start] = tuple((first, last) for first, last in page)
+        return pages
 
 
 def _cut(panes: Panes, spans: Panes, runs: Runs) -> dict[int, Runs]:
-    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    cut: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for first, last in runs:
         for start in range(spans.start(first), last + 1, spans.length):
-            found[start].append((max(first, start), min(last, panes.before(start + spans.length))))
-    return {start: tuple(own) for start, own in found.items()}
+            cut[start].append((max(first, start), min(last, panes.before(start + spans.length))))
+    return {start: tuple(runs) for start, runs in cut.items()}
 
 
 def _changed(level: int, before: Mapping[int, Runs], after: Mapping[int, Runs]) -> dict[str, tuple[Any, Any]]:
     """Pages as `PanePages.changed` gives them out. One that is new reads as empty if its batch is rolled back."""
-    lists = {start: ([*map(list, own)], [*map(list, before.get(start, ()))]) for start, own in after.items()}
-    return {_page_key(level, start): (own or None, was) for start, (own, was) in lists.items()}
+    lists = {start: ([*map(list, runs)], [*map(list, before.get(start, ()))]) for start, runs in after.items()}
+    return {_page_key(level, start): (runs or None, was) for start, (runs, was) in lists.items()}
 
 
 def _page_key(level: int, start: int) -> str:

@@ -35,7 +35,7 @@ class CodecWithIndex:
     def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
         if not any(map(is_index_key, keys)):
             return self._own.loads(keys, data)
-        return [self._of(key).loads([key], [one])[0] for key, one in zip(keys, data, strict=True)]
+        return [self._of(key).loads([key], [record])[0] for key, record in zip(keys, data, strict=True)]
 
     def dumps(self, keys: Sequence[StoreKey], records: Sequence[Any]) -> list[Any]:
         if not any(map(is_index_key, keys)):

@@ -46,22 +46,22 @@ class TransactionalMap(MapState[V]):
         txid = self._attempt()
         values: list[Any] = []
         due: list[int] = []
-        for at, record in enumerate(self._records(keys)):
+        for i, record in enumerate(self._records(keys)):
             values.append(None if record is None else record[1])
             written_by = -1 if record is None else record[0]
             if written_by > txid:
                 raise stale(written_by, txid)
-            if written_by < txid or (self._written and keys[at] in self._written):
-                due.append(at)
+            if written_by < txid or (self._written and keys[i] in self._written):
+                due.append(i)
         self.skipped += len(values) - len(due)
-        fresh = combine_all([values[at] for at in due], [partials[at] for at in due])
-        due_keys = [keys[at] for at in due]
+        fresh = combine_all([values[i] for i in due], [partials[i] for i in due])
+        due_keys = [keys[i] for i in due]
         if due:
             self._backing.multi_put(due_keys, [TransactionalValue(txid, value) for value in fresh])
         if self._written is not None:
             self._written.update(due_keys)
-        for at, value in zip(due, fresh, strict=True):
-            values[at] = value
+        for i, value in zip(due, fresh, strict=True):
+            values[i] = value
         return values
 
     def multi_put(self, keys: Sequence[Any], values: Sequence[V | None]) -> None:

@@ -69,14 +69,14 @@ class MicroBatchBackingMap(Generic[K, V]):
 
     def multi_get(self, keys: Sequence[K]) -> list[V | None]:
         out: list[V | None] = []
-        for at in range(0, len(keys), self._max_keys):
-            out += self._backing.multi_get(keys[at : at + self._max_keys])
+        for i in range(0, len(keys), self._max_keys):
+            out += self._backing.multi_get(keys[i : i + self._max_keys])
         return out
 
     def multi_put(self, keys: Sequence[K], values: Sequence[V]) -> None:
         check_lengths(keys, values, "values")
-        for at in range(0, len(keys), self._max_keys):
-            self._backing.multi_put(keys[at : at + self._max_keys], values[at : at + self._max_keys])
+        for i in range(0, len(keys), self._max_keys):
+            self._backing.multi_put(keys[i : i + self._max_keys], values[i : i + self._max_keys])
 
 
 class SnapshottableMap(Generic[V]):

@@ -122,7 +122,7 @@ def adopt(
 
 def _check_plain(state: str, part: list[StoreKey], data: Sequence[Any], in_tiles: RecordCodec) -> None:
     """Raise UsageError for records of rolling windows."""
-    if all(one is None for one in data):
+    if all(record is None for record in data):
         return
     try:
         records = in_tiles.loads(part, data)

@@ -202,8 +202,8 @@ class _Codec(RecordCodec):
     records: Sequence[Any] = ()
 
     def loads(self, keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
-        self.records = found = super().loads(keys, data)
-        return found
+        self.records = values = super().loads(keys, data)
+        return values
 
 
 class _Version:
@@ -242,8 +242,8 @@ class _Version:
         opened_as, values = self.reads.read(texts, None, self.room, self.codec)
         values = self.reads.without_gone(opened_as.ledger, texts, values)
         named = self.asked.named(opened_as.fields, values)
-        found = zip(texts, self.codec.records, named, strict=True)
-        return opened_as.ledger, [one for one in found if one[1] is not None]
+        rows = zip(texts, self.codec.records, named, strict=True)
+        return opened_as.ledger, [row for row in rows if row[1] is not None]
 
     def end_of(self, key: StoreKey) -> int:
         """Where the window of a key ends."""
@@ -271,9 +271,9 @@ def _common(versions: Sequence[_Version], fields: Sequence[str] | None) -> list[
     same = [None if record is None else (record.definition.panes, record.definition.by_clock) for record in windows]
     if one.first.keys != other.first.keys or same[0] != same[1]:
         columns = (", ".join(f"{key.name} {key.type}" for key in version.first.keys) for version in versions)
-        own, others = columns
+        columns_of, others = columns
         raise UsageError(
-            f"{one.state!r} has the key columns ({own}) and {other.state!r} has ({others}), or they have other "
+            f"{one.state!r} has the key columns ({columns_of}) and {other.state!r} has ({others}), or they have other "
             "windows: they cannot be compared. Nothing was read."
         )
     for version in versions:
@@ -331,7 +331,7 @@ class _Comparison:
             moving = self._db.execute("SELECT count(*) FROM moving").fetchone()[0]
             if not moving:
                 break
-        numbers, largest = self._numbers, [one for *_, one in sorted(self._largest, reverse=True)]
+        numbers, largest = self._numbers, [row for *_, row in sorted(self._largest, reverse=True)]
         return Compared(
             *(numbers["equal"], numbers["different"], numbers["first"], numbers["second"], moving, done),
             *(self._names, positions, how, largest),
@@ -379,21 +379,21 @@ class _Comparison:
             yield [key for (key,) in page]
 
     def _read(self, which: int, version: _Version, pages: Iterable[list[StoreKey]], position: str | None) -> None:
-        until = min(one.floor(one.first) for one in self._versions) if self._by_windows else None
+        until = min(version.floor(version.first) for version in self._versions) if self._by_windows else None
         for page in pages:
             for part in version.room.parts(page):
-                ledger, found = version.read(part)
+                ledger, read = version.read(part)
                 self._check(version, ledger, position)
-                rows = list(self._rows(which, version, found, until, by_txid=position is not None))
+                rows = list(self._rows(which, version, read, until, by_txid=position is not None))
                 self._db.executemany("INSERT INTO seen VALUES (?, ?, ?, ?)", rows)
                 self._keys_read += len(part)
                 if self._on_page is not None:
                     self._on_page(self._keys_read)
 
     def _rows(
-        self, which: int, version: _Version, found: list[tuple[StoreKey, Any, Any]], until: int | None, *, by_txid: bool
+        self, which: int, version: _Version, pairs: list[tuple[StoreKey, Any, Any]], until: int | None, *, by_txid: bool
     ) -> Iterator[tuple[StoreKey, int, bool, bytes | None]]:
-        for key, record, value in found:
+        for key, record, value in pairs:
             if until is not None and version.end_of(key) > until:
                 continue
             still = not by_txid or stood_still(record[0], version.first)
@@ -430,11 +430,11 @@ class _Comparison:
     def _compare(self, sure: list[bool]) -> None:
         """Compare what was read, in the order of the keys. Keys in motion are to be read again."""
         rows = self._db.execute("SELECT key, which, still, value FROM seen ORDER BY key, which")
-        for key, own in groupby(rows, key=itemgetter(0)):
-            found: list[tuple[Any, Any]] = [(sure[0], None), (sure[1], None)]
-            for _, which, still, value in own:
-                found[which] = still, value
-            (is_still, one), (is_other_still, other) = found
+        for key, versions in groupby(rows, key=itemgetter(0)):
+            values: list[tuple[Any, Any]] = [(sure[0], None), (sure[1], None)]
+            for _, which, still, value in versions:
+                values[which] = still, value
+            (is_still, one), (is_other_still, other) = values
             if self._by_windows and any(version.has_lost(key) for version in self._versions):
                 continue
             if not (is_still and is_other_still):
@@ -470,10 +470,10 @@ class _Comparison:
     def columns(self) -> list[Column]:
         """Of the file: the key columns, which version has the key, and both values of each field."""
         columns = {key.name: key.type for key in self._versions[0].first.keys}
-        own = [("difference", "string")]
+        out = [("difference", "string")]
         for version, place in zip(self._versions, ("first", "second"), strict=True):
-            own += [(f"{place}_{name}", version.types[name]) for name in self._names]
-        for name, kind in own:
+            out += [(f"{place}_{name}", version.types[name]) for name in self._names]
+        for name, kind in out:
             columns[next(text for text in accumulate(repeat("_"), initial=name) if text not in columns)] = kind
         return [*starmap(Column, columns.items())]
 

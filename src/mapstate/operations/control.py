@@ -149,8 +149,8 @@ def kill(backend_or_url: Backend | str, name: str, *, wait: float = 30.0, timeou
 
 def topology(backend_or_url: Backend | str, name: str) -> ControlRecord:
     """The control record of a topology. Raises NotAliveError, StoreError; CorruptRecordError for any other record."""
-    with Control(backend_or_url, name) as own:
-        return control.present(own.read(), name)
+    with Control(backend_or_url, name) as commands:
+        return control.present(commands.read(), name)
 
 
 def list_topologies(backend_or_url: Backend | str) -> list[ListedTopology]:
@@ -162,11 +162,11 @@ def list_topologies(backend_or_url: Backend | str) -> list[ListedTopology]:
     backend = resolve(backend_or_url)
     if not isinstance(backend, ListsStates):
         raise UsageError(f"{type(backend).__name__} offers no ListsStates, so it cannot list its topologies.")
-    stored = [one for page in backend.states() for one in page]
-    records = [one for one in stored if one[0].endswith(CONTROL_SUFFIX) and is_control(one[1])]
+    stored = [stored for page in backend.states() for stored in page]
+    records = [entry for entry in stored if entry[0].endswith(CONTROL_SUFFIX) and is_control(entry[1])]
     with ThreadPoolExecutor(32) as pool:  # which mostly wait
-        found = pool.map(lambda one: _listed(backend, one[0].removesuffix(CONTROL_SUFFIX), one[1]), records)
-        return sorted(one for one in found if one.record is None or one.record.status != "REMOVED")
+        listed = pool.map(lambda entry: _listed(backend, entry[0].removesuffix(CONTROL_SUFFIX), entry[1]), records)
+        return sorted(topology for topology in listed if topology.record is None or topology.record.status != "REMOVED")
 
 
 def _listed(backend: Backend, name: str, data: bytes) -> ListedTopology:
@@ -182,10 +182,10 @@ def _is_dead(backend: Backend, record: ControlRecord) -> bool:
     driver, watch = record.driver, Watch(record)
     if driver is None or driver.silence > OBEY_SECONDS:
         return False
-    with Control(backend, record.topology) as own:
+    with Control(backend, record.topology) as commands:
         while record.driver == driver and watch.dead(record, _POLL_SECONDS) is None:
             time.sleep(_POLL_SECONDS)
-            record = own.read() or record
+            record = commands.read() or record
     return record.driver == driver
 
 
@@ -193,16 +193,16 @@ def _command(
     backend_or_url: Backend | str, name: str, timeout: float, asked: dict[str, Any], rule: Any, **values: Any
 ) -> Obeyed:
     """Change the record by a rule, and wait. It says what was ``asked`` until a later command says otherwise."""
-    with Control(backend_or_url, name) as own:
-        record = own.change(partial(rule, topology=name, **values))
+    with Control(backend_or_url, name) as commands:
+        record = commands.change(partial(rule, topology=name, **values))
         command, end, is_superseded = record.command, time.monotonic() + timeout, False
         watch, dead = Watch(record), None
         while record.obeyed < command and record.driver and not is_superseded and time.monotonic() <= end:
             time.sleep(_POLL_SECONDS)
-            record = own.read() or record
+            record = commands.read() or record
             dead = watch.dead(record, _POLL_SECONDS)
             if dead is not None or (record.driver is None and record.status == "KILLED"):  # it ended without obeying
-                record = own.change(partial(control.bury, topology=name, dead=dead, at=now()))
+                record = commands.change(partial(control.bury, topology=name, dead=dead, at=now()))
             is_superseded = any(getattr(record, field) != value for field, value in asked.items())
         is_obeyed = record.obeyed >= command and not is_superseded
         return Obeyed(record, is_obeyed, None if record.driver else dead, is_superseded)

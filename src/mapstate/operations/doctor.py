@@ -260,11 +260,11 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
         pages(), store.multi_get, ledger.fields if ledger.rolling is None else None, loads, unreadable
     ):
         present = {key: record for key, record in zip(keys, records, strict=True) if record is not None}
-        own = [key for key in present if not is_index_key(key)]
-        count += len(own)
+        of_values = [key for key in present if not is_index_key(key)]
+        count += len(of_values)
         if on_page is not None:
             on_page(count)
-        for key in own:
+        for key in of_values:
             try:
                 key_codec.decode(key)
                 if ledger.rolling is not None:
@@ -342,15 +342,15 @@ def window_findings(
 def _clock(done: WindowCommit, now: int, advice: str) -> Iterator[Finding]:
     if done.jump or done.watermark > now + 60_000_000:
         jump, at = span_text(done.jump, "timestamp"), time_text(done.watermark, "timestamp")
-        found = f"the driver's clock had jumped by {jump}, the watermark is {at}, now is {time_text(now, 'timestamp')}"
-        yield Finding("warning", "clock", found, "a clock that goes on evenly, and no watermark beyond it", advice)
+        said = f"the driver's clock had jumped by {jump}, the watermark is {at}, now is {time_text(now, 'timestamp')}"
+        yield Finding("warning", "clock", said, "a clock that goes on evenly, and no watermark beyond it", advice)
 
 
 def _late(reports: Sequence[BatchReport], advice: str) -> Finding:
     rows, late = sum(report.rows for report in reports), sum(report.rows_late for report in reports)
     is_most = late * 2 > rows
-    found = f"{late} of {rows} rows of the last {len(reports)} batches"
-    return Finding("warning" if is_most else "ok", "late rows", found, "few of the rows", advice if is_most else "")
+    said = f"{late} of {rows} rows of the last {len(reports)} batches"
+    return Finding("warning" if is_most else "ok", "late rows", said, "few of the rows", advice if is_most else "")
 
 
 def _future(point: str, kind: str, panes: Sequence[int]) -> Finding:

@@ -167,7 +167,7 @@ def _read_all(
     *,
     end: End | None,
 ) -> None:
-    """Collect every key that is not collected yet. Errors as of `StateReader.scan`, after all other keys."""
+    """Collect every key that is not collected yet. Errors: see `StateReader.scan`, after all other keys."""
     codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
     page: list[tuple[Key, dict[str, Any]]] = []
 
@@ -318,10 +318,10 @@ class _ExportFile:
 
     def resume(self, ledger: LedgerRecord, state: str, *, anew_if_changed: bool) -> _Start:
         """Keep what was collected if it can be gone on with, or begin anew."""
-        found = self._db.execute("SELECT format, state, ledger, is_whole FROM about").fetchone()
-        if found is not None and found[:2] == (_FORMAT, state):
-            before = decode_ledger(found[2], state)
-            is_whole = bool(found[3]) and same_values(before, ledger)
+        about = self._db.execute("SELECT format, state, ledger, is_whole FROM about").fetchone()
+        if about is not None and about[:2] == (_FORMAT, state):
+            before = decode_ledger(about[2], state)
+            is_whole = bool(about[3]) and same_values(before, ledger)
             is_of_one_time = ledger.rolling is None  # rolling windows end when an export begins
             if is_of_one_time and _same_state(before, ledger) and (is_whole or not anew_if_changed):
                 self._db.execute("UPDATE about SET is_whole = ?", (is_whole,))
@@ -356,8 +356,8 @@ class _ExportFile:
     def not_yet(self, keys: list[StoreKey]) -> list[StoreKey]:
         """Those of some keys that are not collected."""
         marks = ",".join("?" * len(keys))
-        found = {key for (key,) in self._db.execute(f"SELECT key FROM rows WHERE key IN ({marks})", keys)}  # noqa: S608
-        return [key for key in keys if key not in found]
+        known = {key for (key,) in self._db.execute(f"SELECT key FROM rows WHERE key IN ({marks})", keys)}  # noqa: S608
+        return [key for key in keys if key not in known]
 
     def rows(self, columns: Sequence[Column]) -> Iterator[list[tuple[Any, ...]]]:
         """All rows, a page at a time, in the order of the key texts."""

@@ -76,7 +76,7 @@ class _LocalFolder:
 
     def listed(self, name: str = "") -> dict[str, bool]:
         try:
-            return {found.name: found.is_dir() for found in (self._path / name).iterdir()}
+            return {file.name: file.is_dir() for file in (self._path / name).iterdir()}
         except (FileNotFoundError, NotADirectoryError):
             return {}
 
@@ -125,8 +125,8 @@ class _OtherFolder:
     def listed(self, name: str = "") -> dict[str, bool]:
         from pyarrow import fs
 
-        found = self._files.get_file_info(fs.FileSelector(f"{self._path}/{name}", allow_not_found=True))
-        return {one.base_name: one.type == fs.FileType.Directory for one in found}
+        files = self._files.get_file_info(fs.FileSelector(f"{self._path}/{name}", allow_not_found=True))
+        return {file.base_name: file.type == fs.FileType.Directory for file in files}
 
     def text(self, name: str) -> str:
         return self._bytes(name).decode("utf-8")

@@ -132,9 +132,9 @@ def forget(
                     "written. Take another id."
                 )
             return {number: entry}
-        own = salt or next((entry.salt for entry in own_kind.values()), None) or new_salt()
+        used = salt or next((entry.salt for entry in own_kind.values()), None) or new_salt()
         return {
-            len(known): ListEntry(id=id, at=now(), columns=columns, salt=own, digest=digest_of(own, columns, parts))
+            len(known): ListEntry(id=id, at=now(), columns=columns, salt=used, digest=digest_of(used, columns, parts))
         }
 
     check_id("forget", id, salt)
@@ -164,7 +164,7 @@ def forget_listed(
         here = {} if last is None else {"owner": last.owner, "batch_id": last.batch_id}
         places = {entry.id: number for number, entry in of_kind(known, "forget").items()}
         following = itertools.count(len(known))
-        found: dict[int, ListEntry] = {}
+        listed: dict[int, ListEntry] = {}
         for entry in entries:
             if entry.id not in places:
                 places[entry.id] = next(following)
@@ -173,10 +173,10 @@ def forget_listed(
             if not set(entry.columns) <= {field.name for field in _forgettable(ledger)}:
                 raise _no_columns(ledger, entry.columns)
             if has is None or _is_due(ledger.state, has, entry, here):
-                found[number] = msgspec.structs.replace(entry, txid=None, purged=None, at=now())
+                listed[number] = msgspec.structs.replace(entry, txid=None, purged=None, at=now())
             elif has.purged is None:
-                found[number] = has
-        return found
+                listed[number] = has
+        return listed
 
     with opened(backend_or_url, state) as store:
         return _Forgetting(store, state, followers_have, beside, page_size).run(wanted)
@@ -277,7 +277,7 @@ def _columns(ledger: LedgerRecord, where: Mapping[str, Any]) -> tuple[tuple[str,
     fields = [field for field in _forgettable(ledger) if field.name in where]
     if not where or len(fields) < len(where):
         raise _no_columns(ledger, tuple(where))
-    return tuple(field.name for field in fields), [KeyCodec([one]).encode_first(where[one.name]) for one in fields]
+    return tuple(field.name for field in fields), [KeyCodec([key]).encode_first(where[key.name]) for key in fields]
 
 
 def _no_columns(ledger: LedgerRecord, asked: Sequence[str]) -> UsageError:
@@ -359,24 +359,24 @@ class _Forgetting:
 
     def _first(self, seen: LedgerRecord, new: dict[int, ListEntry]) -> dict[int, ListEntry]:
         """List the entries, and give their keys no value."""
-        found = self._survey(seen, listed := ListedKeys(seen.keys, new.values()))
+        survey = self._survey(seen, listed := ListedKeys(seen.keys, new.values()))
         attempt = self._ledger.begin_operator("forget", seen=seen)
         at_once = seen.type != "opaque"
         last, has_log, count = seen.last_commit, False, 0
         with writer_of(self._store, attempt.token, has_txids=seen.type != "non-transactional") as writer:
             if at_once:
-                count = self._purge(writer, seen, attempt, found, listed)
+                count = self._purge(writer, seen, attempt, survey, listed)
             # A pane that named a key without a value would have lost a record: both change at once.
-            for keys, values in self._values(writer, seen, attempt, [] if at_once else [*found.own, *found.panes]):
+            for keys, values in self._values(writer, seen, attempt, [] if at_once else [*survey.own, *survey.panes]):
                 there = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
                 left = [_without(listed, key, value) if is_index_key(key) else None for key, value in there.items()]
                 count += len(there) - sum(map(is_index_key, there))
                 pairs = zip(left, there.values(), strict=True)
                 self._put(writer, seen, [*there], [(attempt.txid, *pair) for pair in pairs])
-            if seen.changes is not None and seen.changes.kept and found.own:
+            if seen.changes is not None and seen.changes.kept and survey.own:
                 form = index_codec(seen.serializer, seen.state)
                 log = ChangeLog(writer, form, attempt.view, attempt.txid, 0)
-                log.note(found.own, [])
+                log.note(survey.own, [])
                 log.write()
                 has_log = True
             done = {
@@ -415,10 +415,10 @@ class _Forgetting:
             return {}
         self._check(seen)
         keys = ListedKeys(seen.keys, due.values())
-        found = self._survey(seen, keys, log_from)
+        survey = self._survey(seen, keys, log_from)
         attempt = self._ledger.begin_operator("forget", seen=seen, log_from=log_from)
         with writer_of(self._store, attempt.token, has_txids=seen.type != "non-transactional") as writer:
-            self._purge(writer, seen, attempt, found, keys)
+            self._purge(writer, seen, attempt, survey, keys)
             done = {number: msgspec.structs.replace(entry, purged=attempt.txid) for number, entry in due.items()}
             write_entries(writer, seen, attempt, done)
         removed = PaneChange(purged=[log_from - 1] if log_from else [])
@@ -428,33 +428,33 @@ class _Forgetting:
 
     def _survey(self, seen: LedgerRecord, keys: ListedKeys, log_from: int = 0) -> _Found:
         """What the store has of some keys, under the ledger ``seen``, and the change log below ``log_from``."""
-        found, codec = _Found([], [], []), index_codec(seen.serializer, seen.state)
+        survey, codec = _Found([], [], []), index_codec(seen.serializer, seen.state)
         for page in record_pages(self._store, self._page_size, index=True):
-            found.own.extend(key for key in page if not is_index_key(key) and key in keys)
-            found.log.extend(key for key in page if is_of_log(key) and logged_txid(key) < log_from)
+            survey.own.extend(key for key in page if not is_index_key(key) and key in keys)
+            survey.log.extend(key for key in page if is_of_log(key) and logged_txid(key) < log_from)
             index = [key for key in page if is_index_key(key) and not is_of_log(key) and not is_of_list(key)]
             for some in batched(index, _WRITE):
                 records = codec.loads(some, self._store.multi_get(some))
                 for key, record in zip(some, records, strict=True):
-                    if record is not None and any(_without(keys, key, one) != one for one in record[1:]):
-                        found.panes.append(key)
-        return _Found(*(list(dict.fromkeys(part)) for part in found))  # a scan may list a key twice
+                    if record is not None and any(_without(keys, key, part) != part for part in record[1:]):
+                        survey.panes.append(key)
+        return _Found(*(list(dict.fromkeys(part)) for part in survey))  # a scan may list a key twice
 
-    def _purge(self, writer: Any, seen: LedgerRecord, attempt: Attempt, found: _Found, keys: ListedKeys) -> int:
+    def _purge(self, writer: Any, seen: LedgerRecord, attempt: Attempt, survey: _Found, keys: ListedKeys) -> int:
         """Remove records without a value, and values before; return how many keys had a value.
 
         Of a state that is not opaque, all records of the keys are removed.
         """
         count, txid = 0, attempt.txid
-        for some, values in self._values(writer, seen, attempt, [*found.own, *found.panes]):
-            own = [not is_index_key(key) for key in some]
-            count += sum(is_own and value is not None for is_own, value in zip(own, values, strict=True))
+        for some, values in self._values(writer, seen, attempt, [*survey.own, *survey.panes]):
+            are_keys = [not is_index_key(key) for key in some]
+            count += sum(is_own and value is not None for is_own, value in zip(are_keys, values, strict=True))
             kept = [
                 (None if seen.type != "opaque" else value) if is_own else _without(keys, key, value)
-                for is_own, key, value in zip(own, some, values, strict=True)
+                for is_own, key, value in zip(are_keys, some, values, strict=True)
             ]
             self._put(writer, seen, some, [(txid, value, value) for value in kept])
-        for some in batched(found.log, _WRITE):
+        for some in batched(survey.log, _WRITE):
             writer.multi_get(some)  # a put belongs to the get before it
             self._put(writer, seen, some, [(txid, None, None)] * len(some))
         return count
@@ -480,10 +480,10 @@ class _Forgetting:
         if not keys:
             return
         if self._removes and isinstance(writer, Rewrites):
-            there = [at for at, record in enumerate(records) if any(value is not None for value in record[1:])]
-            data = CodecWithIndex(seen).dumps([keys[at] for at in there], [records[at] for at in there])
+            there = [i for i, record in enumerate(records) if any(value is not None for value in record[1:])]
+            data = CodecWithIndex(seen).dumps([keys[i] for i in there], [records[i] for i in there])
             stored = dict(zip(there, data, strict=True))
-            writer.multi_rewrite(keys, [stored.get(at) for at in range(len(keys))])
+            writer.multi_rewrite(keys, [stored.get(i) for i in range(len(keys))])
         else:
             writer.multi_put(keys, CodecWithIndex(seen).dumps(keys, records))
 

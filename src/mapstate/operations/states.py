@@ -42,17 +42,17 @@ def list_states(backend_or_url: Backend | str) -> list[ListedState]:
     """
     if missing := missing_file(backend_or_url):
         raise StoreUnavailableError(missing)
-    found: dict[str, ListedState] = {}
-    for name, data in sorted(one for page in _pages(backend_or_url) for one in page):
-        known = found.get(name) or ListedState(name, None)
+    listed: dict[str, ListedState] = {}
+    for name, data in sorted(state for page in _pages(backend_or_url) for state in page):
+        known = listed.get(name) or ListedState(name, None)
         try:
             if is_alias(data):
-                found[name] = known._replace(alias=decode_alias(data, name))
+                listed[name] = known._replace(alias=decode_alias(data, name))
             else:
-                found[name] = known._replace(ledger=decode_ledger(data, name))
+                listed[name] = known._replace(ledger=decode_ledger(data, name))
         except CorruptRecordError as error:
-            found[name] = known._replace(problem=error.message)
-    return list(found.values())
+            listed[name] = known._replace(problem=error.message)
+    return list(listed.values())
 
 
 def state_names(backend_or_url: Backend | str) -> Iterator[list[str]]:

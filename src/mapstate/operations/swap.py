@@ -80,20 +80,20 @@ def swap(
         done: list[Swapped] = []
         parts = [list(to)] if len(commit_domains(places)) == 1 else [[name] for name in to]
         for name in to if len(parts) > 1 else ():  # what one refuses stops all
-            _planned(store_of, lambda one: store_of(one).load(), name, to[name], asked)
+            _planned(store_of, lambda name: store_of(name).load(), name, to[name], asked)
         for part in parts:
             while True:  # another turn means that an alias was swapped, or a batch came, meanwhile
                 load = cache(lambda name: store_of(name).load())  # a version may be of two names
                 planned = [_planned(store_of, load, name, to[name], asked) for name in part]
-                swaps = {one.store: one for each in planned for one in each.swaps}
-                found, keeping = list(swaps.values()), list[Swap]()
-                stores_of = [one.store for one in found]
+                swaps = {swap.store: swap for each in planned for swap in each.swaps}
+                wanted, keeping = list(swaps.values()), list[Swap]()
+                stores_of = [swap.store for swap in wanted]
                 if len(commit_domains(stores_of)) > 1:
                     # A drop asks for what is kept after its first write, and the ledgers are read again after this one.
                     keeping = [each.keeping for each in planned if each.keeping is not None]
-                    found = keeping or [each.swaps[0] for each in planned]
-                first = found[0].store
-                written = first.swap(*found[0][1:]) if len(found) == 1 else first.swap_all(found)
+                    wanted = keeping or [each.swaps[0] for each in planned]
+                first = wanted[0].store
+                written = first.swap(*wanted[0][1:]) if len(wanted) == 1 else first.swap_all(wanted)
                 if written is not None and not keeping:
                     break
             apart = (
@@ -139,9 +139,9 @@ def _planned(store_of: Any, load: Any, name: str, to: str | None, asked: _Asked)
     after = alias.swap(record, name, to, None if old is None else present)
     ledger = complete(decode_ledger(new[0], to))
 
-    def written(one: AliasRecord) -> Swap:
+    def written(record: AliasRecord) -> Swap:
         version = None if stored is None else stored[1]
-        return Swap(place, encode_alias(one), version, FenceToken(0, one.number, closed=True))
+        return Swap(place, encode_alias(record), version, FenceToken(0, record.number, closed=True))
 
     swaps = [written(after), Swap(store_of(to), new[0], new[1], ledger.fence())]
     said, not_asked = "there was no state of this name before", list[str]()
@@ -160,7 +160,7 @@ def _planned(store_of: Any, load: Any, name: str, to: str | None, asked: _Asked)
 
 def _not_asked(old: LedgerRecord, new: LedgerRecord) -> list[str]:
     """What a swap does not know of two versions whose ledgers it has compared."""
-    kinds = [{field.name: f"{field.aggregator} {field.type}" for field in one.fields} for one in (old, new)]
+    kinds = [{field.name: f"{field.aggregator} {field.type}" for field in version.fields} for version in (old, new)]
     others = [
         f"{name} ({kind}, now {kinds[1][name]})" for name, kind in kinds[0].items() if kinds[1].get(name, kind) != kind
     ]
@@ -176,17 +176,17 @@ def complete(ledger: LedgerRecord) -> LedgerRecord:
     """The ledger of a version that readers may get. Raises UsageError."""
     is_leaving = ledger.session.startswith(DROPPER)
     if is_leaving or ledger.seed is not None or ledger.last_commit is None:
-        found = "is being removed" if is_leaving else "is being seeded" if ledger.seed else "counts no batch"
-        raise UsageError(f"state {ledger.state!r} {found}, so readers would find nothing. Nothing was written.")
+        obstacle = "is being removed" if is_leaving else "is being seeded" if ledger.seed else "counts no batch"
+        raise UsageError(f"state {ledger.state!r} {obstacle}, so readers would find nothing. Nothing was written.")
     return ledger
 
 
 def _check_schema(old: LedgerRecord, new: LedgerRecord, drops: Sequence[str]) -> None:
     """Raise UsageError where readers of the old version would fail at the new one."""
     if old.keys != new.keys or old.time_type != new.time_type or not _has_same_windows(old, new):
-        own, other = (", ".join(f"{key.name} {key.type}" for key in one.keys) for one in (old, new))
+        columns, other = (", ".join(f"{key.name} {key.type}" for key in version.keys) for version in (old, new))
         raise UsageError(
-            f"{new.state!r} has the key columns ({other}) and {old.state!r} has ({own}), or other windows, another "
+            f"{new.state!r} has the key columns ({other}) and {old.state!r} has ({columns}), or other windows, another "
             "startTime or less lag and retention: readers would fail. Nothing was written. Give readers another name "
             "instead."
         )
@@ -205,9 +205,11 @@ def _has_same_windows(old: LedgerRecord, new: LedgerRecord) -> bool:
         if kept.offset != other.offset or kept.lag + kept.retention > other.lag + other.retention:
             return False
     if old.windows is None or new.windows is None:
-        rolling = [() if one.rolling is None else one.rolling.definition.windows for one in (old, new)]
-        known, found = ({window.name: window for window in windows} for windows in rolling)
-        return old.windows is new.windows and all(found.get(name, own) == own for name, own in known.items())
+        rolling = [() if version.rolling is None else version.rolling.definition.windows for version in (old, new)]
+        known, other_windows = ({window.name: window for window in windows} for windows in rolling)
+        return old.windows is new.windows and all(
+            other_windows.get(name, window) == window for name, window in known.items()
+        )
     return old.windows.definition.is_same(new.windows.definition)
 
 
@@ -297,13 +299,13 @@ def aliases_of(backend: Backend, version: str) -> list[str]:
     """The names whose alias keeps a version, or cannot be read. Lists the store; errors as of `list_states`."""
     if not isinstance(backend, ListsStates):
         return []
-    found = []
+    names = []
     for page in backend.states():
         for place, data in page:
             name = place.removesuffix(ALIAS_SUFFIX)
             if is_alias(data) and name != place:
                 try:
-                    found += [name] if version in decode_alias(data, name).keeps else []
+                    names += [name] if version in decode_alias(data, name).keeps else []
                 except CorruptRecordError:
-                    found.append(name)
-    return found
+                    names.append(name)
+    return names

@@ -48,13 +48,13 @@ def starts_of(plan: BatchPlan) -> dict[Partition, int]:
     entries, starts = json.loads(plan.start), dict[Partition, int]()
     if not isinstance(entries, list) or not entries:
         raise _unknown("of its sources")
-    for at, entry in enumerate(entries):
-        found = by_partition(entry)
-        if found is None:
-            raise _unknown(f"of source {at}, which is {json.dumps(entry)[:100]}")
-        if twice := starts.keys() & found.keys():
+    for i, entry in enumerate(entries):
+        partitions = by_partition(entry)
+        if partitions is None:
+            raise _unknown(f"of source {i}, which is {json.dumps(entry)[:100]}")
+        if twice := starts.keys() & partitions.keys():
             raise _unknown(f"of partition {_name(min(twice))}, which two sources read")
-        starts.update(found)
+        starts.update(partitions)
     return starts
 
 
@@ -70,27 +70,27 @@ def check_meets(
     history has to reach the start. ``first_hole`` gives a partition's first offset from some offset on that lacks.
     """
     for partition, start in sorted(starts.items()):
-        found, name = held.get(partition, Held()), _name(partition)
-        if found.first is not None and found.first < 0:
-            raise UsageError(f"the history has the offset {found.first} in partition {name}. {_SEE}")
-        if found.rows > found.offsets:
+        there, name = held.get(partition, Held()), _name(partition)
+        if there.first is not None and there.first < 0:
+            raise UsageError(f"the history has the offset {there.first} in partition {name}. {_SEE}")
+        if there.rows > there.offsets:
             raise UsageError(
-                f"the history has {found.rows - found.offsets} rows of partition {name} whose offset is there before. "
+                f"the history has {there.rows - there.offsets} rows of partition {name} whose offset is there before. "
                 "Leave them out, rows.dropDuplicates by the coordinates; or if a record has several rows, make these "
                 f"in a transform of the stream, which the history passes, too. {_SEE}"
             )
-        is_passed = holes == "allowed" and found.reach is not None and found.reach >= start
-        end = 0 if found.last is None else found.last + 1
+        is_passed = holes == "allowed" and there.reach is not None and there.reach >= start
+        end = 0 if there.last is None else there.last + 1
         if end < start and not is_passed:
-            where = f"the history of partition {name} ends at offset {found.last}" if end else f"it has none of {name}"
+            where = f"the history of partition {name} ends at offset {there.last}" if end else f"it has none of {name}"
             raise UsageError(
                 f"offsets {end} to {start - 1} of partition {name} are in neither: {where}, and the stream starts at "
                 f"{start}. Add the rows that lack; or {_MOVE}. {_SEE}"
             )
-        begins = 0 if holes == "refused" or found.first is None else found.first
-        if holes != "allowed" and found.offsets < start - begins:
+        begins = 0 if holes == "refused" or there.first is None else there.first
+        if holes != "allowed" and there.offsets < start - begins:
             raise UsageError(
-                f"{start - begins - found.offsets} offsets of partition {name} below the stream's start, {start}, are "
+                f"{start - begins - there.offsets} offsets of partition {name} below the stream's start, {start}, are "
                 f"not in the history, the first one is {first_hole(partition, begins)}. Add their rows. Or say "
                 "Coordinates(..., holes='before') if the history begins later, holes='allowed' if the topic is "
                 f"compacted or has transactions, or if rows were filtered. {_SEE}"

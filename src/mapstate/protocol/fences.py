@@ -40,10 +40,10 @@ class Fences:
 
         """
         self._known = self._store.fences()
-        for at, fence in enumerate(self._known):
+        for i, fence in enumerate(self._known):
             if fence.token is not None and fence.token.txid > newest:
                 raise StaleBatchError(
-                    f"state {self._state!r}: fence {at} is at txid {fence.token.txid}, but the ledger has given out "
+                    f"state {self._state!r}: fence {i} is at txid {fence.token.txid}, but the ledger has given out "
                     f"none above {newest}: the ledger was restored from an older copy than the records. No record "
                     "was written. Restore all servers from one backup, or start the state under another name.",
                     state=self._state,
@@ -92,11 +92,11 @@ class Fences:
                 )
 
     def _check_closed(self, fences: Sequence[Fence], last: int | None) -> None:
-        for at, (token, _) in enumerate(fences):
+        for i, (token, _) in enumerate(fences):
             if last is not None and (token is None or (token.txid, token.closed) < (last, True)):
                 position = "gone" if token is None else f"at txid {token.txid}{'' if token.closed else ', open'}"
                 raise MissingBatchesError(
-                    f"state {self._state!r}: txid {last} was committed, but fence {at} is {position}: its server lost "
+                    f"state {self._state!r}: txid {last} was committed, but fence {i} is {position}: its server lost "
                     "acknowledged writes, and records with them. No record was written. Restore all servers from "
                     "one backup and rewind the checkpoint, or reset the state and replay the source. on_gap='accept' "
                     "goes on with the present records. See docs/operating.md#after-a-restored-store-mapstate-rewind",

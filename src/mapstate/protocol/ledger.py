@@ -136,9 +136,9 @@ def take_back(ledgers: Ledgers, batch_id: int, *, may_roll_back: bool = True) ->
 def say_what_fenced(ledgers: Ledgers) -> None:
     """After a FencedError: raises a store's own trouble, if that and no other driver fenced this one."""
     for ledger in ledgers.ledgers:
-        found = ledger.load() or ledger.raise_lost()
+        record = ledger.load() or ledger.raise_lost()
         attempt = None if ledger.at_begin is None else ledger.at_begin.record.in_flight
-        ledger.check_not_put_back(found, None if attempt is None else attempt.batch_id)
+        ledger.check_not_put_back(record, None if attempt is None else attempt.batch_id)
 
 
 def give_up(ledgers: Ledgers) -> None:

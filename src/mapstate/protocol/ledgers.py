@@ -142,12 +142,12 @@ class Ledgers:
 
         def committed(domain: list[int], before: list[Any]) -> list[LedgerRecord]:
             apart = tuple(ledger.state for i, ledger in enumerate(self.ledgers) if i not in domain)
-            own = [msgspec.structs.replace(done[i], apart_from=apart) for i in domain]
+            commits = [msgspec.structs.replace(done[i], apart_from=apart) for i in domain]
             for i, record in zip(domain, before, strict=True):
                 self.ledgers[i].check_not_put_back(record)
             return [
                 transitions.commit(record, self.ledgers[i].session, commit, changes[i])
-                for i, record, commit in zip(domain, before, own, strict=True)
+                for i, record, commit in zip(domain, before, commits, strict=True)
             ]
 
         self.change(committed, same_incarnation=True)
@@ -171,8 +171,8 @@ class Ledgers:
             return [every[i][0] for i in domain]
 
         for domain in self.domains:
-            own = [self.ledgers[i] for i in domain]
-            change_all(own, partial(begun, domain), may_create=opens, verify_fences=True)
+            ledgers = [self.ledgers[i] for i in domain]
+            change_all(ledgers, partial(begun, domain), may_create=opens, verify_fences=True)
             for i in domain:
                 self.ledgers[i].after_begin(results[i])
         return results
@@ -226,7 +226,7 @@ class HeldLedger:
         self.store = ledger_store(store)
         self.known: KnownLedger | None = None
         self.at_begin: KnownLedger | None = None
-        self._in_flight: InFlight | None = None  # the attempt as of `mark_begun`
+        self._in_flight: InFlight | None = None  # the attempt that `mark_begun` noted
         self._records = store
         self._fences = Fences(store, state) if isinstance(store, SpreadFences) else None
         self._opening = None if opening is None else msgspec.structs.replace(opening, session=self.session)
@@ -243,8 +243,8 @@ class HeldLedger:
 
     def load(self) -> LedgerRecord | None:
         """Read the ledger from the store; None where there is none."""
-        found = self.store.load()
-        self.known = None if found is None else KnownLedger(decode_ledger(found[0], self.state), found[1])
+        ledger = self.store.load()
+        self.known = None if ledger is None else KnownLedger(decode_ledger(ledger[0], self.state), ledger[1])
         return None if self.known is None else self.known.record
 
     def opened(self, before: LedgerRecord | None) -> LedgerRecord:
@@ -376,11 +376,11 @@ def change_all(
     """
     unanswered: StoreUnavailableError | None = None
     for _ in range(_TRIES):
-        found = [ledger.take(may_create=may_create) for ledger in ledgers]
-        changed = _apply(ledgers, found, transition)
+        known = [ledger.take(may_create=may_create) for ledger in ledgers]
+        changed = _apply(ledgers, known, transition)
         if changed is None:
             continue
-        changes = [*zip(ledgers, found, changed, strict=True)]
+        changes = [*zip(ledgers, known, changed, strict=True)]
         for ledger, before, _after in changes if same_incarnation else ():
             ledger.check_incarnation(before)
         if all(before is not None and before.record is after for _, before, after in changes):
@@ -409,16 +409,16 @@ def change_all(
 
 def _apply(
     ledgers: Sequence[HeldLedger],
-    found: Sequence[KnownLedger | None],
+    known: Sequence[KnownLedger | None],
     transition: Callable[[list[Any]], list[LedgerRecord]],
 ) -> list[LedgerRecord] | None:
     """The ledgers after a transition; None where another driver has created one of them meanwhile.
 
     A lost ledger explains missing batches better than the transition, so it is looked for first.
     """
-    missing = [ledger for ledger, before in zip(ledgers, found, strict=True) if before is None]
+    missing = [ledger for ledger, before in zip(ledgers, known, strict=True) if before is None]
     try:
-        changed = transition([None if before is None else before.record for before in found])
+        changed = transition([None if before is None else before.record for before in known])
     except MissingBatchesError:
         if not any([ledger.was_created_meanwhile() for ledger in missing]):  # noqa: C419  ask of all
             raise

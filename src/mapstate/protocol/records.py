@@ -75,8 +75,8 @@ class CommitView:
         return self.last is not None and txid <= self.last and not self._is_dead(txid)
 
     def _is_dead(self, txid: int) -> bool:
-        at = bisect_right(self._starts, txid) - 1
-        return at >= 0 and txid <= self.dead[at][1]
+        i = bisect_right(self._starts, txid) - 1
+        return i >= 0 and txid <= self.dead[i][1]
 
     def values(
         self, records: Sequence[OpaqueValue[V] | tuple[int, V | None, V | None] | None], newest: int

@@ -406,12 +406,12 @@ def counted_in_part(has: str, lacks: str, batch_id: int) -> MissingBatchesError:
 def other_windows(ledger: LedgerRecord, opening: OpenRequest) -> StateSchemaError:
     """The error of a job whose windows are not those of the state."""
     definition = None if ledger.windows is None else ledger.windows.definition
-    found, expected = _windows(definition, ledger.keys), _windows(opening.windows, opening.keys)
+    kept, expected = _windows(definition, ledger.keys), _windows(opening.windows, opening.keys)
     return StateSchemaError(
-        f"state {ledger.state!r}: its ledger has the windows {found}, the job asks for {expected}. Nothing was "
+        f"state {ledger.state!r}: its ledger has the windows {kept}, the job asks for {expected}. Nothing was "
         "written. Open the state as it was made, or name another state, with a new checkpoint.",
         state=ledger.state,
-        found=found,
+        found=kept,
         expected=expected,
     )
 
@@ -445,7 +445,7 @@ def rolling_windows_asked_for(
 def _other_rolling_windows(ledger: LedgerRecord, opening: OpenRequest) -> StateSchemaError:
     record, asked = ledger.rolling, opening.rolling
     kept = None if record is None else record.definition
-    found, expected = _rolling(kept), _rolling(asked)
+    stored, expected = _rolling(kept), _rolling(asked)
     why = "They stay as the state was made"
     if record is not None and kept is not None and asked is not None and record.missing(asked):
         names = ", ".join(window.name for window in record.missing(asked))
@@ -459,11 +459,11 @@ def _other_rolling_windows(ledger: LedgerRecord, opening: OpenRequest) -> StateS
             f"than {MOST_TILES:,} tiles a key: take shorter ones"
         )
     return StateSchemaError(
-        f"state {ledger.state!r}: its ledger has the rolling windows {found}, the job asks for {expected}. Nothing was "
-        f"written. {why}. Windows may be left out. Or name another state, with a new checkpoint. See "
+        f"state {ledger.state!r}: its ledger has the rolling windows {stored}, the job asks for {expected}. Nothing "
+        f"was written. {why}. Windows may be left out. Or name another state, with a new checkpoint. See "
         "docs/features.md#changes-at-a-restart",
         state=ledger.state,
-        found=found,
+        found=stored,
         expected=expected,
     )
 

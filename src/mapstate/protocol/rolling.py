@@ -96,12 +96,12 @@ class RollingDefinition(msgspec.Struct, frozen=True, kw_only=True):
 
     def levels(self, horizon: int) -> list[Level]:
         """The steps of tiles with ends from ``horizon`` on, each once, from the finest on."""
-        found = {1: horizon}
+        horizons = {1: horizon}
         for window in self.windows if horizon != NEVER else ():
             if window.length:
                 step, least = window.resolution // self.unit, self.low(window, horizon)
-                found[step] = min(least, found.get(step, least))
-        return sorted(found.items())
+                horizons[step] = min(least, horizons.get(step, least))
+        return sorted(horizons.items())
 
     def has_cuts_of(self, window: RollingWindow, horizon: int) -> bool:
         """Whether tiles that were folded at ``horizon`` or before begin wherever one more window may begin."""
@@ -158,7 +158,7 @@ class RollingRecord(msgspec.Struct, frozen=True, kw_only=True):
     """What the ledger of a state with rolling windows keeps beside its commits.
 
     ``horizon``  the earliest end, in units, that can be asked for. A begin moves it, and it never moves back
-    ``least``    the watermark of each later batch, at least: an operator's word, as of `WindowsRecord`
+    ``least``    the watermark of each later batch, at least: an operator's word, see `WindowsRecord`
     """
 
     definition: RollingDefinition
@@ -231,12 +231,12 @@ class RollingRecord(msgspec.Struct, frozen=True, kw_only=True):
             or min(kept.lag, kept.retention, kept.offset) < 0
             or any(window.resolution % kept.unit or window.resolution < bool(window.length) for window in kept.windows)
             or len({window.name for window in kept.windows}) < len(kept.windows)
-            or any(one.windows is None for one in commits)
+            or any(commit.windows is None for commit in commits)
         )
 
 
 def columns_of(fields: Sequence[str], windows: Sequence[RollingWindow]) -> list[tuple[str, int, int]]:
     """The columns that readers see: each one's name, the place of its field, and the place of its window."""
     return [
-        (f"{field}_{window.name}", at, place) for at, field in enumerate(fields) for place, window in enumerate(windows)
+        (f"{field}_{window.name}", i, place) for i, field in enumerate(fields) for place, window in enumerate(windows)
     ]

@@ -98,10 +98,10 @@ class SeedLedgers(Ledgers):
         """
 
         def ended(domain: list[int], before: list[Any]) -> list[LedgerRecord]:
-            own, every = dict(zip(domain, before, strict=True)), list[LedgerRecord]()
-            for i, (ledger, one) in enumerate(zip(self.ledgers, done, strict=True)):
-                record = own[i] if i in own else ledger.load() or ledger.raise_lost()
-                every.append(seeding.end_seed(record, ledger.session, plan, one))
+            records_of, every = dict(zip(domain, before, strict=True)), list[LedgerRecord]()
+            for i, (ledger, ended) in enumerate(zip(self.ledgers, done, strict=True)):
+                record = records_of[i] if i in records_of else ledger.load() or ledger.raise_lost()
+                every.append(seeding.end_seed(record, ledger.session, plan, ended))
             return [every[i] for i in domain]
 
         self.change(ended)

@@ -41,13 +41,13 @@ def piece_of(fields: Sequence[Field]) -> Callable[[Any], Piece]:
 
 def sessions_of(pieces: Iterable[Piece], record: WindowsRecord) -> list[list[Piece]]:
     """The pieces of one key, which are in order, session by session."""
-    found: list[list[Piece]] = []
+    sessions: list[list[Piece]] = []
     for piece in pieces:
-        if found and record.are_one(found[-1][-1].last, piece.first):
-            found[-1].append(piece)
+        if sessions and record.are_one(sessions[-1][-1].last, piece.first):
+            sessions[-1].append(piece)
         else:
-            found.append([piece])
-    return found
+            sessions.append([piece])
+    return sessions
 
 
 def last_panes(record: WindowsRecord, done: WindowCommit, named: Named | None = None) -> list[int]:

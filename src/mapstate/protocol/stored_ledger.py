@@ -46,10 +46,10 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
         record = _decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         if isinstance(error, msgspec.ValidationError) and data.startswith(NO_LEDGERS):
-            found = (
+            decoded = (
                 f"{state!r} is the control record of a topology, mapstate list, or an alias, mapstate ls, and no state."
             )
-            raise CorruptLedgerError(found, state=state) from None
+            raise CorruptLedgerError(decoded, state=state) from None
         raise _corrupt(state, cut(error)) from error
     if record.rolling is not None and record.format == FORMAT_WITHOUT_PACKED:
         record = msgspec.structs.replace(record, format=FORMAT_WITH_ROLLING)  # both forms of tiles are read
@@ -130,7 +130,7 @@ def _schema_flaw(
 
 
 def read_ledger(store: Any, state: str) -> LedgerRecord:
-    """Read the present ledger, for readers and tools. Errors as of `ledger_bytes` and `decode_ledger`."""
+    """Read the present ledger, for readers and tools. Errors: see `ledger_bytes` and `decode_ledger`."""
     return decode_ledger(ledger_bytes(store, state), state)
 
 

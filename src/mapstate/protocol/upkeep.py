@@ -277,7 +277,7 @@ def advance(
 ) -> LedgerRecord:
     """Give the watermark a least value, which the next batch takes; or put it back, see `WindowsRecord`.
 
-    ``session`` is a new random name, ``take_over`` as of `begin_operator`. ``back_at`` is the operator's clock, to put
+    ``session`` is a new random name, ``take_over``: see `begin_operator`. ``back_at`` is the operator's clock, to put
     the watermark back. Raises UsageError for a state without windows by time, for a time that no row may have, if the
     watermark is there already, if windows that end later are gone, and if an attempt is in flight.
     """

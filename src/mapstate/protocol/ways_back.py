@@ -138,7 +138,7 @@ def counts(ledger: LedgerRecord, batch_id: int) -> bool:
 
 def is_part(ledger: LedgerRecord) -> bool:
     """Whether the last commit, or what is in flight, is marked as a part of its batch."""
-    return any(one is not None and one.is_part for one in (ledger.last_commit, ledger.in_flight))
+    return any(commit is not None and commit.is_part for commit in (ledger.last_commit, ledger.in_flight))
 
 
 def take_back(ledger: LedgerRecord, batch_id: int, *, can_roll_back: bool) -> LedgerRecord:
@@ -242,13 +242,13 @@ def is_overtaken(known: PlanDigest | None, upstream_txid: int | None) -> bool:
 def behind_by(ends: str | None, others: str | None) -> list[str] | None:
     """Where the offsets ``others`` of a query are before ``ends``, in words; None where they cannot be compared."""
     try:
-        known, found = json.loads(ends or ""), json.loads(others or "")
+        known, other_ends = json.loads(ends or ""), json.loads(others or "")
     except ValueError:
         return None
-    if not isinstance(known, list) or not isinstance(found, list) or len(known) != len(found):
+    if not isinstance(known, list) or not isinstance(other_ends, list) or len(known) != len(other_ends):
         return None
     behind = []
-    for end, other in zip(known, found, strict=True):
+    for end, other in zip(known, other_ends, strict=True):
         numbers, reached = by_partition(end), by_partition(other)
         if not numbers or reached is None:
             return None

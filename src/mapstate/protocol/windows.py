@@ -277,7 +277,7 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.structs.replace(
             done,
             watermark=min(done.watermark, to),
-            inputs={name: Input(min(own.latest, latest), min(own.at, now)) for name, own in done.inputs.items()},
+            inputs={name: Input(min(known.latest, latest), min(known.at, now)) for name, known in done.inputs.items()},
             settled=min(done.settled, settled),
             clock=min(done.clock, now),
         )
@@ -334,7 +334,7 @@ class WindowsRecord(msgspec.Struct, frozen=True, kw_only=True):
             or bounds != sorted(bounds)
             or self.height not in range(_MOST_HEIGHT)
             or any(definition.panes.pages(self.height).pane(bound) != bound for bound in bounds)
-            or any(one.windows is None for one in commits)
+            or any(commit.windows is None for commit in commits)
             or (definition.sessions and (definition.length != definition.slide or definition.by_clock))
         )
 
@@ -360,11 +360,11 @@ def latest_without_hole(times: Iterable[tuple[int, int, int]], known: int, hole:
 
     ``times`` are stretches without a hole: the first time, the last one, and how many there are.
     """
-    found = sorted(times)
-    if known == NEVER and found:
-        counts = list(accumulate(count for _, _, count in found))
-        known = found[bisect_right(counts, counts[-1] // 2)][0]
-    for first, last, _ in found:
+    ordered = sorted(times)
+    if known == NEVER and ordered:
+        counts = list(accumulate(count for _, _, count in ordered))
+        known = ordered[bisect_right(counts, counts[-1] // 2)][0]
+    for first, last, _ in ordered:
         known = max(known, last) if first - known <= hole else known
     return known
 
@@ -385,12 +385,12 @@ def fired_panes(record: WindowsRecord, done: WindowCommit, named: Named | None =
     low, high = max(panes.floor(done.before), record.purged), panes.floor(done.watermark)
     if low >= high:
         return []
-    found = []
+    fired = []
     for pane in (named or record.named)(low - panes.length, high):
         ends = [end for end in panes.ends(pane) if low < end <= high]
         if ends:
-            found.append((pane, ends))
-    return found
+            fired.append((pane, ends))
+    return fired
 
 
 def runs_with(panes: Panes, runs: Runs, added: Iterable[int]) -> Runs:

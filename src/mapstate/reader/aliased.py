@@ -86,10 +86,10 @@ class Alias:
         with self._turn:
             stored = self._store.load()
         if stored is not None and is_alias(stored[0]):
-            found = decode_alias(stored[0], self._name)
+            alias = decode_alias(stored[0], self._name)
             with self._lock:
-                if self.last is None or found.number >= self.last.number:
-                    self.last = found
+                if self.last is None or alias.number >= self.last.number:
+                    self.last = alias
         return self.last
 
     def close(self) -> None:
@@ -99,13 +99,13 @@ class Alias:
 
 
 def alias_of(backend_or_url: Backend | str, name: str) -> AliasRecord | None:
-    """The alias of a name now; None where it has none. Errors as of `Alias.read`."""
+    """The alias of a name now; None where it has none. Errors: see `Alias.read`."""
     with closing(Alias(resolve(backend_or_url), name)) as alias:
         return alias.read()
 
 
 def version_of(backend_or_url: Backend | str, name: str) -> str:
-    """The version that readers of a name read now, for one that reads it once. Errors as of `Alias.read`."""
+    """The version that readers of a name read now, for one that reads it once. Errors: see `Alias.read`."""
     alias = alias_of(backend_or_url, name)
     return name if alias is None else alias.to
 

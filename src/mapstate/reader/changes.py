@@ -74,8 +74,8 @@ def changed_keys(reads: CommittedReads, start: Position, end: Position) -> list[
             state=ledger.state,
             txid=lost,
         )
-    own = [int(text) for text in texts] if is_native_integer(ledger) else list(texts)
-    return list(opened.keys.decode_all(own))
+    read = [int(text) for text in texts] if is_native_integer(ledger) else list(texts)
+    return list(opened.keys.decode_all(read))
 
 
 def _origin(ledger: LedgerRecord) -> int:

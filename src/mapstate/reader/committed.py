@@ -90,7 +90,7 @@ class Opened(NamedTuple):
     @property
     def columns(self) -> list[str]:
         """The names of these fields."""
-        return [one.name for one in self.shown.fields] if isinstance(self.shown, Fields) else self.shown.names
+        return [field.name for field in self.shown.fields] if isinstance(self.shown, Fields) else self.shown.names
 
     def decoded(self, texts: Sequence[StoreKey], unreadable: Unreadable) -> list[Any]:
         """The keys, None for what is none."""
@@ -158,7 +158,7 @@ class CommittedReads:
         return self._turn
 
     def ledger(self) -> LedgerRecord:
-        """Read the current ledger, however old its last commit is. Errors as of `ledger_bytes`."""
+        """Read the current ledger, however old its last commit is. Errors: see `ledger_bytes`."""
         with self.turn:
             data = ledger_bytes(self.store, self.state)
         ledger = decode_ledger(data, self.state)
@@ -166,7 +166,7 @@ class CommittedReads:
         return ledger
 
     def reports(self) -> BatchReports:
-        """Read the batch reports. Errors as of `read_reports`."""
+        """Read the batch reports. Errors: see `read_reports`."""
         with self.turn:
             return read_reports(self.store, self.state)
 
@@ -203,7 +203,7 @@ class CommittedReads:
             return self.store.scan_parts(most) if isinstance(self.store, ScansParts) else [""]
 
     def part(self, part: str, page_size: int) -> Iterator[tuple[list[StoreKey], None]]:
-        """List the store's keys of one of `parts`. Errors as of `pages`."""
+        """List the store's keys of one of `parts`. Errors: see `pages`."""
         if not isinstance(self.store, ScansParts):
             return ((page, None) for page, _ in self.pages(page_size))
         check_page_size(page_size)
@@ -238,8 +238,8 @@ class CommittedReads:
         A read is repeated if a record is newer than the ledger. It is also repeated if a key is absent, and meanwhile a
         vacuum may have purged it or the state has another incarnation.
 
-        No attempt wrote a record that is newer than a ledger read after it. A failover may explain it, so it is read
-        again after each of ``pauses``, and then it is an error.
+        If even a ledger that was read after the record does not know its txid, no attempt gave it out. A failover can
+        cause that, so the read is repeated after each of ``pauses``, and then it is an error.
         """
         pauses = iter(PAUSES) if pauses is None else pauses
         for _ in range(_TRIES):
@@ -330,7 +330,7 @@ class CommittedReads:
         return values if ledger.windows is None else without_gone(ledger, self.last_windows(ledger), texts, values)
 
     def ends(self, ledger: LedgerRecord, asked: Asked, keys: int) -> Ends | None:
-        """Where the rolling windows of some keys end; None for a state without. Errors as of `Asked.ends`."""
+        """Where the rolling windows of some keys end; None for a state without. Errors: see `Asked.ends`."""
         was = self._as_of or ledger
         if was.rolling is None:
             asked.check_plain()
@@ -421,14 +421,14 @@ class CommittedReads:
             raise being_seeded(ledger)
         if self._max_age is None:
             return
-        last, found = ledger.last_commit, "no batch is committed, or its time is not known"
+        last, said = ledger.last_commit, "no batch is committed, or its time is not known"
         if last is not None and last.at:
             age = (dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(last.at)).total_seconds()
             if abs(age) <= self._max_age:
                 return
-            found = f"batch {last.batch_id} was committed {age:.1f} s ago" if age > 0 else "the commit is in the future"
+            said = f"batch {last.batch_id} was committed {age:.1f} s ago" if age > 0 else "the commit is in the future"
         raise StaleBatchError(
-            f"state {self.state!r}: {found}, by the clock here; max_age is {self._max_age:g} s. Nothing was given out. "
+            f"state {self.state!r}: {said}, by the clock here; max_age is {self._max_age:g} s. Nothing was given out. "
             "See that the job runs, that this is the store it writes to, and that the clocks agree.",
             state=self.state,
         )
@@ -455,10 +455,10 @@ def _check_as_of(was: LedgerRecord, now: LedgerRecord, texts: Sequence[StoreKey]
     is_on = was.last_txid is None or was.last_txid in now.view()
     late: list[StoreKey] = []
     if now.type == "opaque" and _purged(was) == _purged(now) and is_on:
-        since = [one.txid for one in (now.previous, now.last_commit) if one and one.last_txid_before == was.last_txid]
+        last = (now.previous, now.last_commit)
+        since = [commit.txid for commit in last if commit and commit.last_txid_before == was.last_txid]
         newest = since[0] if since else -1 if was.last_txid is None else was.last_txid
-        pairs = zip(texts, records, strict=True)
-        late = [text for text, record in pairs if record is not None and record[0] > newest]
+        late = [text for text, record in zip(texts, records, strict=True) if record is not None and record[0] > newest]
         if not late:
             return
     batch = "its start" if was.last_commit is None else f"batch {was.last_commit.batch_id}"

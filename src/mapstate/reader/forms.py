@@ -93,7 +93,7 @@ def rows_of(
     aggregators: Mapping[str, Aggregator] | None = None,
     columns: Sequence[str] | None = None,
 ) -> JsonRows:
-    """The keys and values of a state, as its readers see them. ``columns``, and errors, as of `shown_fields`."""
+    """The keys and values of a state, as its readers see them. ``columns`` and errors: see `shown_fields`."""
     return JsonRows(ledger.keys, shown_fields(ledger, aggregators or {}, columns), aggregators)
 
 
@@ -155,7 +155,7 @@ class JsonKeys:
 
     def __init__(self, fields: Sequence[KeyField]) -> None:
         self._fields = fields
-        slots = {f"column_{at}": field.name for at, field in enumerate(fields)}
+        slots = {f"column_{i}": field.name for i, field in enumerate(fields)}
         columns = [
             (slot, Any if field.type != "string" else str | None) for slot, field in zip(slots, fields, strict=True)
         ]
@@ -177,16 +177,16 @@ class JsonKeys:
         problems = []
         for form, decoder, columns_of in self._forms:
             try:
-                found = decoder.decode(body)
+                request = decoder.decode(body)
             except (msgspec.MsgspecError, ValueError, RecursionError) as error:
                 problems.append(f"{form}: {cut(error)}")
                 continue
-            beside = found.at, found.columns
+            beside = request.at, request.columns
             if not self._fields:
-                return KeysAsked([()] * len(found.keys), *beside)
+                return KeysAsked([()] * len(request.keys), *beside)
             columns = [
                 values if field.type == "string" else [_of_json(field, value) for value in values]
-                for field, values in zip(self._fields, columns_of(found.keys), strict=True)
+                for field, values in zip(self._fields, columns_of(request.keys), strict=True)
             ]
             return KeysAsked(columns[0] if len(columns) == 1 else list(zip(*columns, strict=True)), *beside)
         names = ", ".join(f"{field.name} {field.type}" for field in self._fields)
@@ -229,8 +229,8 @@ def typed_keys(texts: Sequence[str], fields: Sequence[KeyField]) -> list[Key]:
             "follow in the same way."
         )
     return [
-        tuple(_typed(field, text) for field, text in zip(fields, texts[at : at + width], strict=True))
-        for at in range(0, len(texts), width)
+        tuple(_typed(field, text) for field, text in zip(fields, texts[i : i + width], strict=True))
+        for i in range(0, len(texts), width)
     ]
 
 

@@ -74,22 +74,22 @@ class RollingFields:
         """Some columns; without those that there are not. Raises UsageError as `all`, for one that is asked for."""
         if columns is None:
             return self.all
-        found = self._chosen.get(tuple(columns))
-        if found is None:
+        fields = self._chosen.get(tuple(columns))
+        if fields is None:
             self._chosen.clear()
-            found = self._chosen[tuple(columns)] = self._made(columns)
-        return found
+            fields = self._chosen[tuple(columns)] = self._made(columns)
+        return fields
 
     def is_readable(self, name: str) -> bool:
         """Whether the reader has what a column needs."""
-        at = next(at for one, at, _ in self._places if one == name)
+        i = next(i for place, i, _ in self._places if place == name)
         with suppress(UsageError):
-            return bool(joins_of([self._fields[at]], self._aggregators).fields)
+            return bool(joins_of([self._fields[i]], self._aggregators).fields)
         return False
 
     def _made(self, columns: Sequence[str] | None) -> Answers:
-        asked = {at for name, at, _ in self._places if columns is None or name in columns}
-        joined = [field for at, field in enumerate(self._fields) if at in asked]
+        asked = {i for name, i, _ in self._places if columns is None or name in columns}
+        joined = [field for i, field in enumerate(self._fields) if i in asked]
         joins = joins_of(joined, self._aggregators, "a rolling window joins the values of its tiles")
         known: dict[str, Aggregator] = {}
         for fields in (results_of(self._fields, self._aggregators), joins):  # the first for those that nobody asks for
@@ -187,13 +187,13 @@ class Asked:
 
     def resumed(self, cursor: str | None) -> str | None:
         """A cursor without its end, where this scan ends unless it has a time of its own."""
-        found = _END_IN_CURSOR.match(cursor or "")
-        if cursor is None or found is None:
+        match = _END_IN_CURSOR.match(cursor or "")
+        if cursor is None or match is None:
             return cursor
         if self._at in (None, "watermark"):
-            unit = int(found[1])
-            self._scan = End(unit, unit + int(found[2]))
-        return cursor[found.end() :]
+            unit = int(match[1])
+            self._scan = End(unit, unit + int(match[2]))
+        return cursor[match.end() :]
 
     def keep_end(self, ends: Ends | None) -> None:
         """Later pages of this scan end where this one does."""
@@ -208,9 +208,9 @@ class Asked:
             return answers.fields, answers.values(values, ends)
         except DataError as error:
 
-            def alone(at: int) -> None:
+            def alone(i: int) -> None:
                 with window_in_range("tile", "Ask for other columns of this key, columns=[...]."):
-                    answers.values([values[at]], [ends[at]])
+                    answers.values([values[i]], [ends[i]])
 
             raise of_first_key(error, self.state, texts, alone) from error
 

@@ -116,8 +116,10 @@ class BatchReports(list[BatchReport]):
     """Reports in a list, which a notebook shows as a table."""
 
     def _repr_html_(self) -> str:
-        names = [name for name in BatchReport.__struct_fields__ if any(getattr(one, name) is not None for one in self)]
-        return html_table("batch reports", [names, *([getattr(one, name) for name in names] for one in self)])
+        names = [
+            name for name in BatchReport.__struct_fields__ if any(getattr(report, name) is not None for report in self)
+        ]
+        return html_table("batch reports", [names, *([getattr(report, name) for name in names] for report in self)])
 
 
 def read_reports(store: Any, state: str) -> BatchReports:

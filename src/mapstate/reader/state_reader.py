@@ -138,9 +138,9 @@ class StateReader:
     ) -> list[dict[str, Any] | None]:
         """The fields of each key, in the order of ``keys``, all as of the same batch.
 
-        ``columns`` and ``at`` are as of `get`; ``at`` may have a time for each key. Redis needs one round trip, or two
-        if some of more than 128 keys are absent. Raises the errors of `get`, and UsageError for a str or bytes instead
-        of a list.
+        ``columns`` and ``at``: see `get`; ``at`` may have a time for each key. Redis needs one round trip, or two if
+        some of more than 128 keys are absent; with ``follow`` one more, at most once a second. Raises the errors of
+        `get`, and UsageError for a str or bytes instead of a list.
         """
         return self.answer(keys, columns=columns, at=at).values
 
@@ -165,7 +165,7 @@ class StateReader:
     def found(
         self, keys: Sequence[Any], *, columns: Sequence[str] | None = None, at: At = None
     ) -> tuple[Fields, list[Key], list[Any]]:
-        """What `part` yields, of those of the keys that are there. Errors as of `multi_get`."""
+        """What `part` yields, of those of the keys that are there. Errors: see `multi_get`."""
         _, fields, values, _ = self._values(keys, self._ask(at=at, columns=columns))
         there = [(key, value) for key, value in zip(keys, values, strict=True) if value is not None]
         return fields, [key for key, _ in there], [value for _, value in there]
@@ -193,7 +193,7 @@ class StateReader:
     ) -> Iterator[tuple[Key, dict[str, Any]]]:
         """All keys and their fields, with one page of about ``page_size`` keys in memory, or of fewer large records.
 
-        ``columns`` and ``at`` are as of `get`; now is when the scan begins. The records are read as a whole.
+        ``columns`` and ``at``: see `get`; now is when the scan begins. The records are read as a whole.
 
         The number of keys is compared with the ledger's, if the ledger knows it. The comparison needs a scan without a
         commit and without the begin of a vacuum. States that are not opaque need a scan without a batch at work.
@@ -215,7 +215,7 @@ class StateReader:
         return chain.from_iterable(self.pages(page_size, columns=columns, at=at))
 
     def pages(self, page_size: int = 1000, *, columns: Sequence[str] | None = None, at: At = None) -> Iterator[Page]:
-        """`scan`, with a list for each page: all of its keys are as of one batch. Errors as of `scan`."""
+        """`scan`, with a list for each page: all of its keys are as of one batch. Errors: see `scan`."""
         return (page.rows for page in self._pages(page_size, self._asked(columns, at), None) if page.rows)
 
     def pages_as_of(
@@ -405,7 +405,7 @@ class StateReader:
         cursor: str | None = None,
         unreadable: Unreadable | None = None,
     ) -> Iterator[tuple[Opened, Fields, list[Key], list[Any], Ends | None, str | None]]:
-        """The keys of each page that are there, and their values. Errors as of `scan`, after the last page."""
+        """The keys of each page that are there, and their values. Errors: see `scan`, after the last page."""
         unreadable = unreadable or Unreadable(self._state)
         for opened, texts, values, behind in self._read_pages(pages, unreadable, count, cursor):
             ends = self._reads.ends(opened.ledger, asked, len(texts))
@@ -414,8 +414,8 @@ class StateReader:
             keys = opened.decoded(texts, unreadable)
             if contains_none(values) or contains_none(keys):
                 pairs = zip(keys, values, strict=True)
-                there = [(key, one) for key, one in pairs if key is not None and one is not None]
-                keys, values = [key for key, _ in there], [one for _, one in there]  # noqa: PLW2901
+                there = [(key, value) for key, value in pairs if key is not None and value is not None]
+                keys, values = [key for key, _ in there], [value for _, value in there]  # noqa: PLW2901
             yield opened, fields, keys, values, ends, behind
         self._reads.check_scanned()
         if unreadable.count:

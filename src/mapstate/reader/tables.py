@@ -24,8 +24,8 @@ class Columns:
         self._arrow = driver("pyarrow", "to_arrow")
         types = types_of(keys, fields)
         names = list(types) if names is None else names
-        at = {key.name: place for place, key in enumerate(keys)}
-        self._from_keys = [at.get(name) for name in names]
+        i = {key.name: place for place, key in enumerate(keys)}
+        self._from_keys = [i.get(name) for name in names]
         self._json = {name for name in names if types[name] == "any"}
         self.schema = self._arrow.schema([(name, arrow_type(self._arrow, column_type(types[name]))) for name in names])
 

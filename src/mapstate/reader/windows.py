@@ -115,9 +115,9 @@ class WindowReads:
                 f"no window of state {self._reads.state!r} ends at {end}. Nothing was read. The last end before it is "
                 f"{shown_time(grid.floor(number), self._time_type(opened.ledger))}."
             )
-        opened, own = self.named(opened, number - grid.length, number)
+        opened, panes_of = self.named(opened, number - grid.length, number)
         self._ensure_kept(opened.ledger, number)  # as of which the panes are named
-        panes = [pane for pane in grid.panes(number) if pane in own]
+        panes = [pane for pane in grid.panes(number) if pane in panes_of]
         step = max(1, _PAGE // max(1, len(panes)))
         seen: set[str] = set()
         for pane in panes:
@@ -134,10 +134,10 @@ class WindowReads:
         self._ensure_kept(opened.ledger, end)
         joins = self._joins(opened) if len(panes) > 1 else None
         page: WindowPage = []
-        for rest, text, own in zip(rests, texts, zip(*batched(values, len(rests)), strict=True), strict=False):
-            found = [value for value in own if value is not None]
-            if found:
-                (fields,) = opened.fields.named([found[0] if joins is None else self._joined(joins, found, rest)])
+        for rest, text, values_of in zip(rests, texts, zip(*batched(values, len(rests)), strict=True), strict=False):
+            parts = [value for value in values_of if value is not None]
+            if parts:
+                (fields,) = opened.fields.named([parts[0] if joins is None else self._joined(joins, parts, rest)])
                 page.append((opened.keys.decode(text)[1:], fields or {}))
             elif end <= self._reads.final_mark(opened.ledger):
                 raise StoreLostError(
@@ -172,14 +172,14 @@ class WindowReads:
             return self._sessions(opened, list(values.values()), key, low, high)
         grid, kind = windows.definition.panes, self._time_type(opened.ledger)
         mark = self._reads.final_mark(opened.ledger)
-        found: dict[int, list[Any]] = {}
+        panes: dict[int, list[Any]] = {}
         for pane, value in values.items():
             for end in grid.ends(pane) if value is not None else ():
                 if low < end and (high is None or end <= high):
-                    found.setdefault(end, []).append(value)
-        joins = self._joins(opened) if grid.length > grid.slide and found else None
-        ends = sorted(found)
-        joined_values = [found[end][0] if joins is None else self._joined(joins, found[end], key) for end in ends]
+                    panes.setdefault(end, []).append(value)
+        joins = self._joins(opened) if grid.length > grid.slide and panes else None
+        ends = sorted(panes)
+        joined_values = [panes[end][0] if joins is None else self._joined(joins, panes[end], key) for end in ends]
         return [
             Window(clamped(end - grid.length, kind), clamped(end, kind), value or {}, final=end <= mark)
             for end, value in zip(ends, opened.fields.named(joined_values), strict=True)
@@ -190,17 +190,19 @@ class WindowReads:
     ) -> list[Window]:
         windows, kind = self._record(opened.ledger), self._time_type(opened.ledger)
         gap, mark = windows.definition.length, self._reads.final_mark(opened.ledger)
-        found = []
+        sessions = []
         pieces = map(piece_of(opened.ledger.fields), (value for value in values if value is not None))
         for session in sessions_of(pieces, windows):
             end = session[-1].last + gap
             if end <= low or (high is not None and end > high):
                 continue
-            own = [piece.value for piece in session]
-            (shown,) = opened.fields.named([self._joined(self._joins(opened), own, key) if len(own) > 1 else own[0]])
+            parts = [piece.value for piece in session]
+            (shown,) = opened.fields.named(
+                [self._joined(self._joins(opened), parts, key) if len(parts) > 1 else parts[0]]
+            )
             fields = {name: value for name, value in (shown or {}).items() if name not in (FIRST, LAST)}
-            found.append(Window(clamped(session[0].first, kind), clamped(end, kind), fields, final=end <= mark))
-        return found
+            sessions.append(Window(clamped(session[0].first, kind), clamped(end, kind), fields, final=end <= mark))
+        return sessions
 
     def _panes_of(self, opened: Opened, low: int | None, high: int | None) -> tuple[Opened, list[int]]:
         windows = self._record(opened.ledger)

@@ -62,7 +62,7 @@ class _Decoder:
 @lru_cache(maxsize=256)
 def _struct_of(kind: Any) -> type[msgspec.Struct]:
     """A Struct for the tuple type ``kind``: msgspec reads a Struct's types once, a tuple's for each record."""
-    parts = [(f"part{at}", part) for at, part in enumerate(get_args(kind))]
+    parts = [(f"part{i}", part) for i, part in enumerate(get_args(kind))]
     return msgspec.defstruct("Record", parts, array_like=True, forbid_unknown_fields=True)
 
 

@@ -44,7 +44,7 @@ class RecordReader:
         if self._txid_of is None:
             return _decoded(self._layouts[-1][1], data)
         txid = self._txid_of(data)
-        layout = next((own for start, own in reversed(self._layouts) if start <= txid), self._layouts[0][1])
+        layout = next((layout for start, layout in reversed(self._layouts) if start <= txid), self._layouts[0][1])
         record = _decoded(layout, data)
         if layout.count == self._fields:
             return record

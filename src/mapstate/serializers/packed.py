@@ -47,9 +47,9 @@ def number_at(column: Any, at: int) -> Any:
 def numbers_at(column: Any, places: Sequence[int]) -> Any:
     """A column of the values at some places."""
     if type(column) is not bytes:
-        return [column[at] for at in places]
+        return [column[i] for i in places]
     width = WIDTHS[column[0]]
-    return column[:1] + b"".join([column[1 + at * width : 1 + (at + 1) * width] for at in places])
+    return column[:1] + b"".join([column[1 + i * width : 1 + (i + 1) * width] for i in places])
 
 
 def with_number(column: Any, first: int, end: int, value: Any) -> Any:
@@ -60,11 +60,11 @@ def with_number(column: Any, first: int, end: int, value: Any) -> Any:
     if type(column) is bytes:
         width = WIDTHS[column[0]]
         try:
-            own = value.to_bytes(width, "little", signed=True)
+            packed = value.to_bytes(width, "little", signed=True)
         except (OverflowError, AttributeError):  # wider than the others; null
             column = unpacked(column)
         else:
-            return column[: 1 + first * width] + own + column[1 + end * width :]
+            return column[: 1 + first * width] + packed + column[1 + end * width :]
     column[first:end] = [value]
     return column
 
@@ -77,8 +77,8 @@ def unpacked_all(np: Any, columns: Sequence[bytes], counts: Any) -> Any:
         return np.frombuffer(b"".join([column[1:] for column in columns]), f"<i{WIDTHS[letters[0]]}").astype(np.int64)
     out, of = np.empty(int(counts.sum()), np.int64), np.repeat(np.frombuffer(letters, np.uint8), counts)
     for kind in kinds:
-        own = b"".join([column[1:] for column in columns if column[0] == kind])
-        out[of == kind] = np.frombuffer(own, f"<i{WIDTHS[kind]}")
+        packed = b"".join([column[1:] for column in columns if column[0] == kind])
+        out[of == kind] = np.frombuffer(packed, f"<i{WIDTHS[kind]}")
     return out
 
 

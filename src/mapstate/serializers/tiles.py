@@ -90,8 +90,8 @@ class StoredTiles:
         columns = [unpacked(column) if type(column) is bytes else [*column] for column in self.columns]
         if self.base is not None:
             starts.insert(0, BASE)
-            for column, own in zip(columns, self.base, strict=True):
-                column.insert(0, own)
+            for column, column_base in zip(columns, self.base, strict=True):
+                column.insert(0, column_base)
         self._tiles = Tiles(starts, columns)
         return self._tiles
 
@@ -118,16 +118,16 @@ class Edit:
 
     def note(self, start: int) -> None:
         """Says that the tile that begins here is new, goes, or gets other values."""
-        at = bisect_left(self._old, start)
-        if self._old[at : at + 1] == [start]:
-            self._changed.add(at)
+        i = bisect_left(self._old, start)
+        if self._old[i : i + 1] == [start]:
+            self._changed.add(i)
         else:
             self._gone.add(start)
 
     def replace(self, first: int, end: int, start: int, values: Sequence[Any]) -> None:
         """Puts one tile in the place of those from ``first`` to ``end``, which may be none."""
-        for own in (*self.units[first:end], start):
-            self.note(own)
+        for unit in (*self.units[first:end], start):
+            self.note(unit)
         if self.units is self._old:
             self.units = [*self._old]
         self.units[first:end] = [start]
@@ -169,17 +169,17 @@ class Earlier:
         for start in gone:
             if start not in starts:
                 raise damaged()
-            at = starts.index(start)
+            i = starts.index(start)
             for column in (starts, *columns):
-                del column[at]
+                del column[i]
         for place, start in enumerate(back.starts):
-            at = bisect_left(starts, start)
-            if at == len(starts) or starts[at] != start:
-                starts.insert(at, start)
+            i = bisect_left(starts, start)
+            if i == len(starts) or starts[i] != start:
+                starts.insert(i, start)
                 for column in columns:
-                    column.insert(at, None)
+                    column.insert(i, None)
             for column, old in zip(columns, back.columns, strict=True):
-                column[at] = old[place]
+                column[i] = old[place]
         return Tiles(starts, columns).widened(len(columns) + self.more)
 
     def widened(self, fields: int) -> Earlier:
@@ -216,21 +216,21 @@ def undo_of(before: Tiles, after: Tiles) -> Undo:
     """
     new = dict(zip(after.starts, range(len(after.starts)), strict=True))
     places = [*map(new.get, before.starts)]
-    changed = {at for at, place in enumerate(places) if place is None}
+    changed = {i for i, place in enumerate(places) if place is None}
     for was, now in zip(before.columns, after.columns, strict=True):
         moved = [None if place is None else now[place] for place in places]
         if any(map(is_not, was, moved)):
             pairs = enumerate(zip(was, moved, strict=True))
-            changed.update(at for at, (old, own) in pairs if old is not own and not _are_same_integers(old, own))
+            changed.update(i for i, (old, column) in pairs if old is not column and not _are_same_integers(old, column))
     back, old = sorted(changed), set(before.starts)
     return Undo(
         [start for start in after.starts if start not in old],
-        Tiles([before.starts[at] for at in back], [[column[at] for at in back] for column in before.columns]),
+        Tiles([before.starts[i] for i in back], [[column[i] for i in back] for column in before.columns]),
     )
 
 
-def _are_same_integers(one: Any, other: Any) -> bool:
-    return type(one) is type(other) is int and one == other  # 1 == 1.0 == True
+def _are_same_integers(value: Any, other: Any) -> bool:
+    return type(value) is type(other) is int and value == other  # 1 == 1.0 == True
 
 
 class TileLayout:
@@ -302,7 +302,7 @@ class TileLayout:
     def _out_of_stored(self, tiles: StoredTiles) -> list[Any]:
         base, columns = tiles.base, tiles.columns
         if self._encodes:
-            base = base and [own for (own,) in map(_converted, self._to_wire, [[value] for value in base])]
+            base = base and [value for (value,) in map(_converted, self._to_wire, [[value] for value in base])]
             columns = [
                 column if type(column) is bytes else _converted(convert, column)
                 for convert, column in zip(self._to_wire, columns, strict=True)
@@ -314,18 +314,18 @@ class TileLayout:
         return [(is_packed and type(column) is list and packed(column)) or column for column, is_packed in pairs]
 
     def _made(self, base: Any, starts: Any, *columns: Any) -> Tiles | StoredTiles:
-        own: Any = columns
+        joined: Any = columns
         if self._converts:
-            own = [
+            joined = [
                 column if type(column) is bytes else _converted(convert, column)
                 for convert, column in zip(self._from_wire, columns, strict=True)
             ]
         if type(base) is bool:
-            return Tiles(_checked([*([BASE] if base else []), *accumulate(starts)]), [*own])
+            return Tiles(_checked([*([BASE] if base else []), *accumulate(starts)]), [*joined])
         if self._converts and base is not None:
             pairs = zip(self._from_wire, base, strict=True)
             base = [value if convert is None else convert(value) for convert, value in pairs]
-        return StoredTiles(base, starts, own)
+        return StoredTiles(base, starts, joined)
 
 
 def _converted(convert: Convert | None, column: list[Any]) -> list[Any]:

@@ -92,11 +92,11 @@ def struct_fields(name: str) -> list[tuple[str, str]]:
 def inner_types(name: str) -> list[str]:
     """What stands between commas in ``map<t,u>``. A type may have commas in parentheses."""
     parts, depth, start = [], 0, name.index("<") + 1
-    for at, char in enumerate(name):
+    for i, char in enumerate(name):
         depth += (char in "(<") - (char in ")>")
-        if (char == "," and depth == 1) or at == len(name) - 1:
-            parts.append(name[start:at])
-            start = at + 1
+        if (char == "," and depth == 1) or i == len(name) - 1:
+            parts.append(name[start:i])
+            start = i + 1
     return parts
 
 
@@ -153,7 +153,7 @@ def each(converts: list[Convert | None], into: Array) -> Convert | None:
     def convert(value: Any) -> Any:
         if value is None:
             return None
-        return into([part if own is None else own(part) for own, part in zip(converts, value, strict=True)])
+        return into([part if to is None else to(part) for to, part in zip(converts, value, strict=True)])
 
     return convert
 
@@ -271,8 +271,8 @@ class RecordLayout:
 def _unless_null(convert: Convert | None, array: Array) -> Convert | None:
     if convert is None and array is tuple:
         return None
-    own, null = convert or _as_it_is, array((None,))
-    return lambda value: value if value is None else null if value == (None,) else own(value)
+    inner, null = convert or _as_it_is, array((None,))
+    return lambda value: value if value is None else null if value == (None,) else inner(value)
 
 
 def _at_places(convert: Convert | None, places: tuple[int, ...]) -> Convert | None:
@@ -284,21 +284,21 @@ def _at_places(convert: Convert | None, places: tuple[int, ...]) -> Convert | No
 
 
 def _txid_last(convert: Convert | None, places: tuple[int, ...]) -> Convert:
-    own = convert or _as_it_is
+    inner = convert or _as_it_is
     if not places:
-        return lambda value: [own(value)]
+        return lambda value: [inner(value)]
     if len(places) == 1:
-        return lambda record: [own(record[1]), record[0]]
-    return lambda record: [own(record[1]), own(record[2]), record[0]]
+        return lambda record: [inner(record[1]), record[0]]
+    return lambda record: [inner(record[1]), inner(record[2]), record[0]]
 
 
 def _txid_first(convert: Convert | None, places: tuple[int, ...]) -> Convert:
-    own = convert or _as_it_is
+    inner = convert or _as_it_is
     if not places:
-        return lambda native: own(native[0])
+        return lambda native: inner(native[0])
     if len(places) == 1:
-        return lambda native: (native[1], own(native[0]))
-    return lambda native: (native[2], own(native[0]), own(native[1]))
+        return lambda native: (native[1], inner(native[0]))
+    return lambda native: (native[2], inner(native[0]), inner(native[1]))
 
 
 def _as_it_is(value: Any) -> Any:

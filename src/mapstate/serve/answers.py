@@ -123,7 +123,7 @@ def _is_known(request: Request, tag: str | None) -> bool:
     given = request.headers.get("if-none-match")
     if given is None or tag is None or request.method == "POST":  # whose answers nobody keeps
         return False
-    return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]
+    return given.strip() == "*" or tag in [tag.strip().removeprefix("W/") for tag in given.split(",")]
 
 
 def named(name: str, ledger: LedgerRecord) -> dict[str, Any]:
@@ -207,8 +207,8 @@ def _rolling_document(record: RollingRecord) -> dict[str, Any]:
 
     return {
         "windows": [
-            {"name": one.name, "length": span(one.length) or None, "resolution": span(one.resolution) or None}
-            for one in definition.windows
+            {"name": window.name, "length": span(window.length) or None, "resolution": span(window.resolution) or None}
+            for window in definition.windows
         ],
         "times": definition.type,
         "unit": span(definition.unit),
@@ -250,8 +250,8 @@ def key_of(request: Request, fields: tuple[KeyField, ...], others: set[str]) -> 
     unknown = [name for name in given if name not in names and name not in others]
     if missing or unknown:
         schema = ", ".join(f"{name} {field.type}" for name, field in zip(names, fields, strict=True))
-        found = f"missing: {', '.join(missing)}" if missing else f"unknown: {', '.join(map(repr, unknown))}"
-        raise BadRequest(f"The key is a parameter for each key column ({schema}); {found[:200]}.")
+        problem = f"missing: {', '.join(missing)}" if missing else f"unknown: {', '.join(map(repr, unknown))}"
+        raise BadRequest(f"The key is a parameter for each key column ({schema}); {problem[:200]}.")
     return typed_keys([given[name] for name in names], fields)[0]
 
 
@@ -273,7 +273,7 @@ def time_of(ledger: LedgerRecord, text: str | None) -> Any:
 def at_of(ledger: LedgerRecord, given: Any) -> Any:
     """The time at which rolling windows shall end, or the time for each key; None for none. Raises UsageError."""
     if isinstance(given, list):
-        times = [time_asked(ledger, one) for one in given]
+        times = [time_asked(ledger, text) for text in given]
         if "watermark" in times:
             raise BadRequest("In a list, at has times only. Nothing was read.")
         return times

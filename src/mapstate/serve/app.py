@@ -80,14 +80,14 @@ def make_app(
         raise UsageError("the token is empty. Nothing was started.")
     check_range("timeout", timeout, 0.001, 86_400, " of seconds")
     states = States(store, aggregators=aggregators)
-    own = None if functions is None else Functions(states, functions)
-    service = _Service(states, {} if own is None else own.functions)
+    drpc = None if functions is None else Functions(states, functions)
+    service = _Service(states, {} if drpc is None else drpc.functions)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
-        if own is not None:
-            own.close()
+        if drpc is not None:
+            drpc.close()
         await asyncio.wait({asyncio.create_task(service.close())}, timeout=_CLOSE_SECONDS)
 
     handlers: Any = {Problem: _of_problem, MapStateError: service.failed, HTTPException: _of_http}
@@ -163,8 +163,10 @@ class _Service:
 
     async def all_states(self, request: Request) -> Response:
         answers.check_names(request, set())
-        found = await asyncio.gather(*(self._summary(name) for name in await self._states.names()))
-        return Response(line({"states": [one for one in found if one]}), media_type="application/json")
+        documents = await asyncio.gather(*(self._summary(name) for name in await self._states.names()))
+        return Response(
+            line({"states": [document for document in documents if document]}), media_type="application/json"
+        )
 
     async def one_state(self, request: Request) -> Response:
         answers.check_names(request, _WAIT)
@@ -175,7 +177,7 @@ class _Service:
             done = ledger.last_windows() or WindowCommit()
             mark = watermark_of(done, ledger.final_mark(), ledger.time_type)
             document["watermark"] = plain(mark.time)
-            document["inputs"] = {name: plain(one.latest) for name, one in mark.inputs.items()}
+            document["inputs"] = {name: plain(seen.latest) for name, seen in mark.inputs.items()}
         return Response(line({**document, "as_of": as_of(ledger)}), media_type="application/json")
 
     async def scan(self, request: Request) -> Response:
@@ -228,10 +230,10 @@ class _Service:
             )
             windows, ledger = await state.windows(key, since, until)
             view = state.view(ledger, known)
-            values = view.forms.values([one.value for one in windows])
+            values = view.forms.values([window.value for window in windows])
             shown = [
-                {"start": plain(one.start), "end": plain(one.end), "is_final": one.final, "value": value}
-                for one, value in zip(windows, values, strict=True)
+                {"start": plain(window.start), "end": plain(window.end), "is_final": window.final, "value": value}
+                for window, value in zip(windows, values, strict=True)
             ]
             return answers.json_answer(request, view, lambda: {"windows": shown})
 
@@ -339,8 +341,8 @@ class _Service:
             async with aclosing(chunks):
                 try:
                     while chunk:
-                        for at in range(0, len(chunk), _PART):
-                            yield chunk[at : at + _PART]
+                        for i in range(0, len(chunk), _PART):
+                            yield chunk[i : i + _PART]
                         chunk = await anext(chunks, b"")
                 except MapStateError as error:
                     yield lines([{"is_end": False, "problem": problem_of(error).document}])
@@ -396,8 +398,8 @@ async def _of_http(request: Request, error: HTTPException) -> Response:
     detail = {404: "There is no such call. /openapi.json has all of them.", 405: "This call has another method."}
     answer = Problem(error.status_code, detail.get(error.status_code, "")).response()
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        of_path = [one for one in request.app.routes if one.matches(request.scope)[0] is not Match.NONE]
-        answer.headers["Allow"] = ", ".join(sorted(set().union(*(one.methods for one in of_path))))
+        of_path = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        answer.headers["Allow"] = ", ".join(sorted(set().union(*(route.methods for route in of_path))))
     return answer
 
 

@@ -88,13 +88,13 @@ class Commits:
             self._seen.clear()
             self._away.clear()
         self._new |= {queue} if places is None else set()
-        self._listeners[queue] = own = {**self._seen} if places is None else places
-        self._behind |= {name for name, _ in self._seen.items() ^ own.items()}
+        self._listeners[queue] = heard = {**self._seen} if places is None else places
+        self._behind |= {name for name, _ in self._seen.items() ^ heard.items()}
         self._start()
         try:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._knows_all.wait(), _HEARTBEAT)
-            yield None, _id_of(own) if places is None and queue.empty() else ""
+            yield None, _id_of(heard) if places is None and queue.empty() else ""
             if last_id and places is None:
                 yield {"event": "gap", "state": None}, ""
             while True:
@@ -213,18 +213,24 @@ def _news(
 ) -> Iterator[tuple[Event, Place]]:
     """The events of the commits behind a place; first a ``gap``, where some may lack or what was heard is undone."""
     told: Event = {"event": "commit", **of, "as_of": as_of(ledger), "keys_held": ledger.keys_held()}
-    mark, (own, seen) = mark_of(ledger), place
-    found: list[Commit | BatchReport | None] = [ledger.previous, ledger.last_commit, *reports]
-    commits = {one.txid: one for one in found if one is not None}
-    new: list[Commit | BatchReport | None] = [commits[txid] for txid in sorted(commits) if txid > seen and mark == own]
+    mark, (of_place, seen) = mark_of(ledger), place
+    heard: list[Commit | BatchReport | None] = [ledger.previous, ledger.last_commit, *reports]
+    commits = {commit.txid: commit for commit in heard if commit is not None}
+    new: list[Commit | BatchReport | None] = [
+        commits[txid] for txid in sorted(commits) if txid > seen and mark == of_place
+    ]
     start = commits[seen].batch_id + 1 if seen in commits else 0 if seen < 0 else -1
-    if mark != own or start < 0 or [one and one.batch_id for one in new] != [*range(start, start + len(new))]:
+    if (
+        mark != of_place
+        or start < 0
+        or [commit and commit.batch_id for commit in new] != [*range(start, start + len(new))]
+    ):
         yield {**told, "event": gap}, place
-    for one in new or found[1:2]:
-        report = msgspec.to_builtins(one) if isinstance(one, BatchReport) else None
-        held = None if one in new[:-1] else told["keys_held"]
-        event = {**told, "as_of": as_of(ledger, one), "report": report, "keys_held": held}
-        yield event, (mark, -1 if one is None else one.txid)
+    for commit in new or heard[1:2]:
+        report = msgspec.to_builtins(commit) if isinstance(commit, BatchReport) else None
+        held = None if commit in new[:-1] else told["keys_held"]
+        event = {**told, "as_of": as_of(ledger, commit), "report": report, "keys_held": held}
+        yield event, (mark, -1 if commit is None else commit.txid)
 
 
 def _id_of(places: dict[str, Place]) -> str:

@@ -83,15 +83,15 @@ class Functions:
 
     def __init__(self, states: States, module: str) -> None:
         try:
-            found = importlib.import_module(module)
+            loaded = importlib.import_module(module)
         except ImportError as error:
             raise ConfigurationError(f"the module {module!r} of --functions cannot be imported: {error}") from error
         self._states = states
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="mapstate-function")
         self.functions: dict[str, Execute] = {
             name: self._execute(function)
-            for name, function in vars(found).items()
-            if inspect.isfunction(function) and function.__module__ == found.__name__ and not name.startswith("_")
+            for name, function in vars(loaded).items()
+            if inspect.isfunction(function) and function.__module__ == loaded.__name__ and not name.startswith("_")
         }
         if not self.functions:
             raise ConfigurationError(f"the module {module!r} of --functions defines no function")

@@ -127,7 +127,7 @@ class _Impatient(HttpToolsProtocol):
         self._is_head = False
         self._expect(_BODY_SECONDS)
         super().on_headers_complete()
-        self._cycles = [one for one in (*self._cycles, self.cycle) if not one.response_complete]
+        self._cycles = [cycle for cycle in (*self._cycles, self.cycle) if not cycle.response_complete]
         if 0 < len(self.pipeline) < _MOST_BEHIND:
             self.flow.resume_reading()
 

@@ -83,11 +83,11 @@ class MergedReads:
             return await values
         finally:
             if values.cancelled():  # nobody waits for it any more: its place is free, and that of a read for such alone
-                left = [one for one in self._waiting if one is not request]
+                left = [waiting for waiting in self._waiting if waiting is not request]
                 self._keys_waiting -= len(keys) * (len(self._waiting) - len(left))
                 self._waiting = left
                 for task, taken in self._running.items():
-                    if taken and all(one.values.done() for one in taken):
+                    if taken and all(request.values.done() for request in taken):
                         task.cancel()
 
     def _start(self) -> None:
@@ -141,11 +141,11 @@ class MergedReads:
         else:
             place = 0
             for request in taken:
-                own = slice(place, place + len(request.keys))
-                ends = None if answer.ends is None else answer.ends[own]
+                share = slice(place, place + len(request.keys))
+                ends = None if answer.ends is None else answer.ends[share]
                 if not request.values.done():
-                    request.values.set_result(Answer(answer.values[own], answer.ledger, ends))
-                place = own.stop
+                    request.values.set_result(Answer(answer.values[share], answer.ledger, ends))
+                place = share.stop
 
 
 def _fail(taken: Sequence[_Waiting], error: BaseException) -> None:
@@ -182,7 +182,7 @@ class OpenState:
         self._turns = asyncio.Semaphore(_MOST_BESIDE)
 
     async def ledger(self) -> LedgerRecord:
-        """The ledger, read with those of others who ask now. Errors as of `AsyncStateReader.ledger`."""
+        """The ledger, read with those of others who ask now. Errors: see `AsyncStateReader.ledger`."""
         return (await self._ledgers.multi_get([]))[1]
 
     async def reports(self, ledger: LedgerRecord) -> list[BatchReport]:
@@ -190,7 +190,7 @@ class OpenState:
         async with self._turns:
             reports = await self.reader.reports()
         view = ledger.view()
-        return [one for one in reports if one.txid in view]
+        return [report for report in reports if report.txid in view]
 
     async def windows(self, key: Key, since: Time | None, until: Time | None) -> tuple[list[Window], LedgerRecord]:
         async with self._turns:
@@ -210,7 +210,7 @@ class OpenState:
     async def multi_get(
         self, keys: Sequence[Any], known: View, at: At = None, columns: Sequence[str] | None = None
     ) -> tuple[list[dict[str, Any] | None], View]:
-        """The values of the keys, and the view as of which they are. Errors as of `MergedReads.answer`, `view`."""
+        """The values of the keys, and the view as of which they are. Errors: see `MergedReads.answer`, `view`."""
         values, ledger, ends = await self.merged.answer(keys, at=at, columns=columns)
         view = self.view(ledger, known)
         return values, view.ending(ends if isinstance(at, list) else ends[0] if ends else None)
@@ -257,10 +257,10 @@ class States:
 
     def _list(self) -> list[str]:
         began = time.monotonic()
-        found = [name for page in state_names(self._backend) for name in page]
+        names = [name for page in state_names(self._backend) for name in page]
         ended = time.monotonic()
         self._list_again_at = ended + max(_REFRESH, _REFRESH_SHARE * (ended - began))
-        return found
+        return names
 
     async def state(self, name: str) -> OpenState:
         """A state, opened by one small read if it is not yet. Raises StateNotFoundError, and as `open_async_reader`."""

@@ -255,7 +255,7 @@ class _Jobs:
     def _computed(self, tag: str, args: Sequence[str]) -> list[list[Any]]:
         import pyarrow as pa
 
-        ids = [f"{tag}-{at}" for at in range(len(args))]  # which no function makes up, nor keeps from another job
+        ids = [f"{tag}-{i}" for i in range(len(args))]  # which no function makes up, nor keeps from another job
         form = calls().from_ddl("request_id string, args string")
         requests = calls().from_arrow(self._spark)(pa.table([ids, list(args)], form.names), form)
         rows = self._steps(newStream(self._name, requests)).toDF()
@@ -269,16 +269,16 @@ class _Jobs:
         table = (
             calls().to_arrow(rows).cast(arrow_schema(rows.schema))
         )  # rows of Python have no instants, but local times
-        found: dict[Any, list[Any]] = {one: [] for one in ids}
+        answers: dict[Any, list[Any]] = {request_id: [] for request_id in ids}
         for row in table.to_pylist():
             request = row.pop("request_id")
-            if request not in found:
+            if request not in answers:
                 raise ConfigurationError(
                     f"the function {self._name!r} gave a row with the request_id {cut(request)!r}, which none of its "
                     "requests has. Nothing was answered. Give each row the request_id of its request, unchanged."
                 )
-            found[request].append({name: plain(value, kinds[name]) for name, value in row.items()})
-        return [*found.values()]
+            answers[request].append({name: plain(value, kinds[name]) for name, value in row.items()})
+        return [*answers.values()]
 
 
 def _in_months(rows: DataFrame) -> DataFrame:
@@ -287,7 +287,7 @@ def _in_months(rows: DataFrame) -> DataFrame:
 
     for kind in ("interval month", "integer") if _YEARS.search(rows.schema.json()) else ():
         made = StructType.fromJson(json.loads(_YEARS.sub(rf'\1"{kind}"', rows.schema.json())))
-        rows = rows.select(*(column_of(one.name).cast(one.dataType).alias(one.name) for one in made))
+        rows = rows.select(*(column_of(column.name).cast(column.dataType).alias(column.name) for column in made))
     return rows
 
 

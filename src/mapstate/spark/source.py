@@ -157,7 +157,7 @@ class StateScan(DataSourceReader):
         return [ScanTask(source.state, planned, part, None, end=self._end) for part in parts]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of one task. Errors as of `StateReader.scan`; StaleBatchError where the planned batch is gone."""
+        """The rows of one task. Errors: see `StateReader.scan`; StaleBatchError where the planned batch is gone."""
         assert isinstance(partition, ScanTask)  # noqa: S101  for the type checker
         source, to = self._source, version_of(self._source.url, self._name)
         if source.as_of == "scan":
@@ -188,13 +188,13 @@ class StateScan(DataSourceReader):
             shown = shown_fields(ledger, source.aggregators(), of_windows)
             columns = Columns(ledger.keys, shown, self._schema.fieldNames())
             asked: dict[str, Any] = {} if end is None else {"at": end, "columns": of_windows}
-            found: Iterable[tuple[Any, list[Key], list[Any]]]
+            pages: Iterable[tuple[Any, list[Key], list[Any]]]
             if partition.keys is not None:
-                found = (reader.found(keys, **asked) for keys in pages_of(partition.keys))
+                pages = (reader.found(keys, **asked) for keys in pages_of(partition.keys))
             else:
                 parts = reader.parts(1) if source.as_of == "scan" else [partition.value]
-                found = chain.from_iterable(reader.part(part, _PAGE, **asked) for part in parts)
-            for now, keys, values in found:
+                pages = chain.from_iterable(reader.part(part, _PAGE, **asked) for part in parts)
+            for now, keys, values in pages:
                 batch = columns.batch(keys, now, values)
                 yield batch if batch.schema == shape else batch.cast(shape)
 
@@ -259,7 +259,7 @@ class StateChanges(DataSourceStreamReader):
 
         Raises StateNotFoundError where one of the versions is gone, ConfigurationError, and as `check_is_of`.
         """
-        old, new = (self._source._replace(state=one.version) for one in (since, until))
+        old, new = (self._source._replace(state=time.version) for time in (since, until))
         with closing(old.reader(None)) as before, closing(new.reader(None)) as reader:
             parts = before.parts(old.tasks(before.ledger().keys_held()))
             ledger = reader.ledger()
@@ -318,7 +318,7 @@ class StateChanges(DataSourceStreamReader):
 
 def pages_of(keys: Sequence[Key], size: int = _PAGE) -> list[Sequence[Key]]:
     """The keys, at most ``size`` at a time."""
-    return [keys[at : at + size] for at in range(0, len(keys), size)]
+    return [keys[i : i + size] for i in range(0, len(keys), size)]
 
 
 class _Source(NamedTuple):
@@ -391,14 +391,14 @@ class _Source(NamedTuple):
             return {}
         module, _, name = self.own.partition(":")
         try:
-            found = getattr(import_module(module), name)
+            loaded = getattr(import_module(module), name)
         except (ImportError, AttributeError, ValueError) as error:
             raise ConfigurationError(
                 f"aggregators is 'module:NAME', and {self.own!r} cannot be imported ({error}). Nothing was read."
             ) from error
-        if not isinstance(found, Mapping):
+        if not isinstance(loaded, Mapping):
             raise ConfigurationError(f"{self.own!r} is no dict of aggregators by field. Nothing was read.")
-        return found
+        return loaded
 
     def reader(self, as_of: LedgerRecord | None) -> StateReader:
         """A reader in this process; of a store with snapshots, as of one moment."""

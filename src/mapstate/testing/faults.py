@@ -302,29 +302,29 @@ class FaultyStore:
         def call(*arguments: Any, **named: Any) -> Any:
             number = self._numbers[name] = self._numbers.get(name, 0) + 1
             given = (*arguments, *named.values())
-            tokens = [one for one in given if isinstance(one, FenceToken)]
-            one = Call(name, number, given, tokens[0] if tokens else self._token)
+            tokens = [value for value in given if isinstance(value, FenceToken)]
+            call = Call(name, number, given, tokens[0] if tokens else self._token)
             outcome = "done"
             try:
-                self._fire(one, after=False)
+                self._fire(call, after=False)
                 if name == "swap_all":
                     arguments = ([swap._replace(store=_inside(swap.store)) for swap in arguments[0]],)
                 result = method(*arguments, **named)
-                self._fire(one, after=True)
+                self._fire(call, after=True)
             except Exception as error:
                 outcome = type(error).__name__
                 raise
             finally:
                 if self._record:
-                    self._write_down(RecordedCall(name, one.keys, outcome, os.getpid()))
+                    self._write_down(RecordedCall(name, call.keys, outcome, os.getpid()))
             return self._writer(result, tokens[0]) if name in ("writer", "filtered_writer") else result
 
         return call
 
     def _writer(self, writer: Any, token: FenceToken) -> FaultyStore:
-        own = FaultyStore(writer, *self._faults, folder=self._folder, record=self._record, token=token)
-        own._marks, own._calls = self._marks, self._calls
-        return own
+        mapped = FaultyStore(writer, *self._faults, folder=self._folder, record=self._record, token=token)
+        mapped._marks, mapped._calls = self._marks, self._calls
+        return mapped
 
     def _fire(self, call: Call, *, after: bool) -> None:
         for fault in self._faults:
@@ -343,7 +343,7 @@ class FaultyStore:
         if fault.times is None:
             self._leave(fault.mark)
             return True
-        names = (fault.mark if at == 1 else f"{fault.mark}.{at}" for at in range(1, fault.times + 1))
+        names = (fault.mark if i == 1 else f"{fault.mark}.{i}" for i in range(1, fault.times + 1))
         return any(self._leave(name) for name in names)
 
     def _leave(self, mark: str) -> bool:
@@ -455,37 +455,37 @@ class ForgetfulStore:
                 if oldest.ledger is None:
                     self._inner.multi_put(list(oldest.records), list(oldest.records.values()))
                 else:
-                    found = self._inner.load()
-                    self._inner.swap(oldest.ledger, None if found is None else found[1], oldest.fence)
+                    ledger = self._inner.load()
+                    self._inner.swap(oldest.ledger, None if ledger is None else ledger[1], oldest.fence)
                     self._replicated_fence = oldest.fence
 
     def _load(self) -> tuple[bytes, _Version] | None:
         with self._lock:
             waiting = [write.ledger for write in self._waiting if write.ledger is not None]
-            found = None if waiting else self._inner.load()
-            record = waiting[-1] if waiting else found and found[0]
+            ledger = None if waiting else self._inner.load()
+            record = waiting[-1] if waiting else ledger and ledger[0]
             return None if record is None else (record, (record, self._incarnation))
 
     def _swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:
         with self._lock:
-            found = self._load()
-            if (found and found[1]) != expected:
+            ledger = self._load()
+            if (ledger and ledger[1]) != expected:
                 return None
             self._add(_Write({}, record, fence))
             return record, self._incarnation
 
     def _multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         with self._lock:
-            found = self._load()
-            ledger = found and found[0]
+            there = self._load()
+            ledger = there and there[0]
             return ledger, self.multi_get(keys), ledger
 
     def _scan(self, page_size: int) -> Iterator[list[str]]:
         with self._lock:
             newer = list({key: None for write in self._waiting for key in write.records})
         yield from self._inner.scan(page_size)
-        for at in range(0, len(newer), page_size):
-            yield newer[at : at + page_size]
+        for i in range(0, len(newer), page_size):
+            yield newer[i : i + page_size]
 
     def _writer(self, token: FenceToken) -> _ForgetfulWriter:
         return _ForgetfulWriter(self, token)

@@ -160,13 +160,13 @@ class AerospikeBackend:
     def client(self) -> Any:
         """The process's own client: closing the parent's after a fork would wait for threads that are not there."""
         place = (os.getpid(), self)
-        found = _clients.get(place)
-        if found is None:
+        client = _clients.get(place)
+        if client is None:
             made = self.connect()
-            found = _clients.setdefault(place, made)
-            if found is not made:  # another thread connected meanwhile
+            client = _clients.setdefault(place, made)
+            if client is not made:  # another thread connected meanwhile
                 made.close()
-        return found
+        return client
 
     def connect(self) -> Any:
         """A new client, connected. A stand-in overrides this."""

@@ -17,10 +17,10 @@ def states_in(connection: Connection, namespace: str, name_of_set: str | None) -
     """See `ListsStates.states`: one page. A set has the name of its state, or, where it is given, another one."""
     sets = _sets(connection, namespace) if name_of_set is None else [name_of_set]
     page = []
-    for one in sets:
-        ledger = _ledger(connection, namespace, one)
+    for entry in sets:
+        ledger = _ledger(connection, namespace, entry)
         if ledger is not None:
-            page.append((one if name_of_set is None else state_in(ledger) or one, ledger))
+            page.append((entry if name_of_set is None else state_in(ledger) or entry, ledger))
     yield page
 
 
@@ -28,8 +28,8 @@ def _sets(connection: Connection, namespace: str) -> list[str]:
     """The sets of a namespace, but for that of the claims. Each node knows those of its own records."""
     replies = connection.retrying(lambda: connection.client.info_all(f"sets/{namespace}"))
     texts = [str(text) for error, text in replies.values() if error is None]
-    found = {name for text in texts for name in re.findall(r"\bset(?:_name)?=([^:;\s]+)", text)}
-    return sorted(found - {CLAIMS})
+    names = {name for text in texts for name in re.findall(r"\bset(?:_name)?=([^:;\s]+)", text)}
+    return sorted(names - {CLAIMS})
 
 
 def _ledger(connection: Connection, namespace: str, name_of_set: str) -> bytes | None:
@@ -46,7 +46,7 @@ def _ledger(connection: Connection, namespace: str, name_of_set: str) -> bytes |
 
 def judge(namespace: str, *, claims_expire: bool) -> Iterator[Finding]:
     """The findings. ``namespace`` is a node's reply to ``namespace/NAME``: ``name=value`` joined by ``;``."""
-    facts = dict(one.partition("=")[::2] for one in namespace.split(";") if "=" in one)
+    facts = dict(part.partition("=")[::2] for part in namespace.split(";") if "=" in part)
     yield _ttl(facts, claims_expire=claims_expire)
     yield _evictions(facts)
     yield _copies(facts)
@@ -58,11 +58,11 @@ def judge(namespace: str, *, claims_expire: bool) -> Iterator[Finding]:
 
 def _ttl(facts: dict[str, str], *, claims_expire: bool) -> Finding:
     allowed = facts.get("nsup-period", "0") != "0" or facts.get("allow-ttl-without-nsup") == "true"
-    found = f"nsup-period {facts.get('nsup-period', 'unknown')}"
+    setting = f"nsup-period {facts.get('nsup-period', 'unknown')}"
     expected = "above 0: claims, and records with a ttl, are removed by it"
     if allowed or not claims_expire:
-        return Finding("ok", "ttl", found, expected)
-    return Finding("error", "ttl", found, expected, "Set nsup-period, or claim_ttl=0 in the URL: claims then stay.")
+        return Finding("ok", "ttl", setting, expected)
+    return Finding("error", "ttl", setting, expected, "Set nsup-period, or claim_ttl=0 in the URL: claims then stay.")
 
 
 def _evictions(facts: dict[str, str]) -> Finding:
@@ -80,17 +80,17 @@ def _copies(facts: dict[str, str]) -> Finding:
     if facts.get("strong-consistency") == "true":
         flushed = facts.get("storage-engine.commit-to-device", "unknown")
         expunges = facts.get("strong-consistency-allow-expunge") == "true"
-        found = f"strong, {copies} copies of each record, commit-to-device {flushed}"
-        found += "; expunge is allowed: what was removed or has expired may come back" * expunges
+        setting = f"strong, {copies} copies of each record, commit-to-device {flushed}"
+        setting += "; expunge is allowed: what was removed or has expired may come back" * expunges
         if flushed == "true":
-            return Finding("ok", "consistency", found, expected)
+            return Finding("ok", "consistency", setting, expected)
         advice = f"Set commit-to-device true: {copies} nodes that crash lose what was not on a device yet."
-        return Finding("warning", "consistency", found, expected, advice)
-    found = f"available, {copies} copies of each record: a network that splits loses acknowledged writes, unnoticed"
+        return Finding("warning", "consistency", setting, expected, advice)
+    setting = f"available, {copies} copies of each record: a network that splits loses acknowledged writes, unnoticed"
     if copies in ("1", "unknown"):
         advice = "With one copy a node's records are lost with it, and the ledger may not be. Set replication-factor 2."
-        return Finding("warning", "consistency", found, expected, advice)
-    return Finding("ok", "consistency", found, expected)
+        return Finding("warning", "consistency", setting, expected, advice)
+    return Finding("ok", "consistency", setting, expected)
 
 
 def _persistence(facts: dict[str, str]) -> Finding:

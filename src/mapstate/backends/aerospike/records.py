@@ -83,8 +83,8 @@ class Records:
         """The record of each key, None where it is absent. ``places`` are those of the keys."""
         out: list[Any] = []
         for some, at in self._batches(keys, places):
-            found = self._connection.retrying(partial(self._read, some, at))
-            out += [self._value(key, one) for key, one in zip(some, found, strict=True)]
+            records = self._connection.retrying(partial(self._read, some, at))
+            out += [self._value(key, record) for key, record in zip(some, records, strict=True)]
         return out
 
     def write(
@@ -132,7 +132,7 @@ class Records:
         of_each, of_batch = policies
         # Built anew for each try: the client writes its results into them.
         bins = [[operations.write(self.bin, values[key])] for key in keys]
-        batch = BatchRecords([Write(place, one, policy=of_each) for place, one in zip(places, bins, strict=True)])
+        batch = BatchRecords([Write(place, record, policy=of_each) for place, record in zip(places, bins, strict=True)])
         self._connection.client.batch_write(batch, of_batch)
         self._checked(keys, batch, (OK, accepted))
 
@@ -140,27 +140,27 @@ class Records:
         """The records of a batch, for which the client raises nothing. The result of the whole call comes first."""
         if batch.result not in (OK, BATCH_FAILED):
             raise BatchError(batch.result, f"the whole batch of {len(keys)} keys failed")
-        found: list[Any] = batch.batch_records
-        if len(found) != len(keys):
-            raise BatchError(NO_ANSWER, f"{len(found)} records came for {len(keys)} keys")
-        for key, one in zip(keys, found, strict=True):
-            if one.result not in accepted:
-                bad = sum(other.result not in accepted for other in found)
-                more = f": {one.message}" if one.message else ""
+        records: list[Any] = batch.batch_records
+        if len(records) != len(keys):
+            raise BatchError(NO_ANSWER, f"{len(records)} records came for {len(keys)} keys")
+        for key, record in zip(keys, records, strict=True):
+            if record.result not in accepted:
+                bad = sum(other.result not in accepted for other in records)
+                more = f": {record.message}" if record.message else ""
                 raise BatchError(
-                    one.result, f"{bad} of {len(keys)} keys failed, the first is {shown(key)}{more}", key=key
+                    record.result, f"{bad} of {len(keys)} keys failed, the first is {shown(key)}{more}", key=key
                 )
-        return found
+        return records
 
     def _batches(self, keys: Sequence[StoreKey], places: list[Any]) -> Iterator[tuple[Sequence[StoreKey], list[Any]]]:
         size = self.batch_size
-        for at in range(0, len(keys), size):
-            yield keys[at : at + size], places[at : at + size]
+        for i in range(0, len(keys), size):
+            yield keys[i : i + size], places[i : i + size]
 
-    def _value(self, key: StoreKey, one: Any) -> Any:
-        if one.result == NOT_FOUND:
+    def _value(self, key: StoreKey, record: Any) -> Any:
+        if record.result == NOT_FOUND:
             return None
-        bins = one.record[2]
+        bins = record.record[2]
         if self.bin not in (bins or {}):
             raise CorruptRecordError(
                 f"state {self._state!r}, key {shown(key)}: the record has no bin {self.bin!r}. It was not "

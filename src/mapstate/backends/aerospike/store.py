@@ -50,8 +50,8 @@ class AerospikeStore:
 
     def load(self) -> tuple[bytes, _Version] | None:
         """See `LedgerStore.load`: two requests. The version is the record and the cluster, where that has a name."""
-        found = self._connection.retrying(self._ledger)
-        return None if found is None else (found[0], (found[0], self._connection.retrying(self._cluster)))
+        ledger = self._connection.retrying(self._ledger)
+        return None if ledger is None else (ledger[0], (ledger[0], self._connection.retrying(self._cluster)))
 
     def probe(self) -> None:
         """See `Probes.probe`. Only reads, so a right to write that is missing comes out with the first batch."""
@@ -60,15 +60,15 @@ class AerospikeStore:
     def swap(self, record: bytes, expected: _Version | None, fence: FenceToken) -> _Version | None:  # noqa: ARG002
         """See `LedgerStore.swap`: moves no fence. Raises StoreUnavailableError where the reply is lost: ask `load`."""
         connection = self._connection
-        found = connection.retrying(self._ledger)
+        ledger = connection.retrying(self._ledger)
         cluster = connection.retrying(self._cluster)
-        if (None if found is None else (found[0], cluster)) != expected:
+        if (None if ledger is None else (ledger[0], cluster)) != expected:
             return None
         policy = connection.once | {"key": aerospike.POLICY_KEY_SEND, "ttl": aerospike.TTL_NEVER_EXPIRE}
-        if found is None:
+        if ledger is None:
             meta, policy["exists"] = {}, aerospike.POLICY_EXISTS_CREATE
         else:
-            meta = {"gen": found[1]}
+            meta = {"gen": ledger[1]}
             policy |= {"gen": aerospike.POLICY_GEN_EQ, "exists": aerospike.POLICY_EXISTS_UPDATE}
 
         def put() -> bool:
@@ -128,8 +128,8 @@ class AerospikeStore:
         unlisted: list[str] = []
         while True:
             # With values, the client silently leaves out records that it cannot convert.
-            found = connection.retrying(lambda: query.results(policy, {"nobins": True}), retries=0)
-            keys = [_user_key(one[0], unlisted) for one in found]
+            listed = connection.retrying(lambda: query.results(policy, {"nobins": True}), retries=0)
+            keys = [_user_key(record[0], unlisted) for record in listed]
             page = [key for key in keys if key is not None and key not in (LEDGER, _REPORTS)]
             if page:
                 yield page
@@ -144,14 +144,14 @@ class AerospikeStore:
 
     def keep_report(self, report: bytes, most: int) -> None:
         connection = self._connection
-        bins = {"reports": [bytearray(one) for one in [report, *self.reports()][:most]]}
+        bins = {"reports": [bytearray(kept) for kept in [report, *self.reports()][:most]]}
         policy = connection.once | {"key": aerospike.POLICY_KEY_SEND, "ttl": aerospike.TTL_NEVER_EXPIRE}
         place = self._records.place(_REPORTS)
         connection.retrying(lambda: connection.client.put(place, bins, {}, policy), retries=0)
 
     def reports(self) -> list[bytes]:
-        found = self._connection.retrying(lambda: self._get(_REPORTS))
-        return [] if found is None else [bytes(one) for one in found[2]["reports"]]
+        record = self._connection.retrying(lambda: self._get(_REPORTS))
+        return [] if record is None else [bytes(kept) for kept in record[2]["reports"]]
 
     def drop(self, expected: _Version, token: FenceToken) -> Iterator[int]:
         """See `Drops.drop`: page by page, each after a check of the ledger. Claims expire by themselves."""
@@ -175,8 +175,8 @@ class AerospikeStore:
         return list(judge(reply.partition("\t")[2].strip(), claims_expire=self._claim_ttl > 0))
 
     def _check_dropping(self, expected: _Version, token: FenceToken) -> None:
-        found = self._connection.retrying(self._ledger)
-        if found is None or found[0] != expected[0]:
+        ledger = self._connection.retrying(self._ledger)
+        if ledger is None or ledger[0] != expected[0]:
             raise FencedError(
                 f"the ledger of state {self._state!r} has changed: the removal with txid {token.txid} ends here",
                 state=self._state,
@@ -192,14 +192,14 @@ class AerospikeStore:
 
     def _ledger(self) -> tuple[bytes, int] | None:
         """The ledger and its generation. Raises ConfigurationError if the records are in another bin."""
-        found = self._get(LEDGER)
-        own = self._records.bin
-        if found is not None and found[2].get("bin", own) != own:
+        record = self._get(LEDGER)
+        name = self._records.bin
+        if record is not None and record[2].get("bin", name) != name:
             raise ConfigurationError(
-                f"state {self._state!r} has its records in the bin {found[2]['bin']!r}, and the URL says {own!r}: none "
-                "would be found. Nothing was written. Put the state's own bin into the URL: bin=..."
+                f"state {self._state!r} has its records in the bin {record[2]['bin']!r}, and the URL says {name!r}: "
+                "none would be found. Nothing was written. Put the state's own bin into the URL: bin=..."
             )
-        return None if found is None else (bytes(found[2]["ledger"]), found[1]["gen"])
+        return None if record is None else (bytes(record[2]["ledger"]), record[1]["gen"])
 
     def _cluster(self) -> str | None:
         """Names the cluster as long as no node leaves or joins it; None where the node cannot say."""

@@ -82,32 +82,32 @@ PLACES = {
         "redis://user:password@host:port/db",
         {"host", "port", "db"},
         _read_server,
-        lambda one: shown_address((one.host, one.port)),
-        lambda one: f"{one.address}/{one.db}",
+        lambda node: shown_address((node.host, node.port)),
+        lambda node: f"{node.address}/{node.db}",
     ),
     "socket": Place(
         ("unix", "redis+unix"),
         "unix://user:password@/path/to/redis.sock",
         {"path"},
         _read_socket,
-        lambda one: one.path,
-        lambda one: quote(one.path),
+        lambda socket: socket.path,
+        lambda socket: quote(socket.path),
     ),
     "sentinels": Place(
         ("redis+sentinel", "rediss+sentinel"),
         "redis+sentinel://user:password@host:26379,host2:26379/mymaster/db",
         {"sentinels", "master", "db"},
         _read_sentinels,
-        lambda one: f"{one.master} (sentinels {_hosts(one.sentinels)})",
-        lambda one: f"{_hosts(one.sentinels)}/{quote(one.master)}/{one.db}",
+        lambda group: f"{group.master} (sentinels {_hosts(group.sentinels)})",
+        lambda group: f"{_hosts(group.sentinels)}/{quote(group.master)}/{group.db}",
     ),
     "cluster": Place(
         ("redis+cluster", "rediss+cluster"),
         "redis+cluster://user:password@host:port,host2:port",
         {"nodes"},
         _read_cluster,
-        lambda one: _hosts(one.nodes),
-        lambda one: one.address,
+        lambda cluster: _hosts(cluster.nodes),
+        lambda cluster: cluster.address,
     ),
 }
 """By `RedisSettings.KIND`."""
@@ -160,40 +160,40 @@ def check(one: Any) -> None:
         raise ConfigurationError("ssl_ parameters do nothing on redis://; the scheme with TLS is rediss://")
 
 
-def _rules(one: Any) -> Iterator[tuple[str, object, str]]:
+def _rules(url: Any) -> Iterator[tuple[str, object, str]]:
     """The name of a field, whether it fits, and what is expected of it."""
     seconds = f"a number of seconds from {_SHORTEST} to {_LONGEST}"
-    yield "password_env", one.password_env != "", "the name of an environment variable"
-    yield "password_file", one.password_file != "", "the name of a file"
-    yield "credentials", one.credentials is None or _FACTORY.fullmatch(one.credentials), "module:factory"
-    yield "username", not (one.username and one.credentials), "what credentials gives, too: leave it out of the URL"
-    yield "prefix", _PREFIX.fullmatch(one.prefix), "of letters, digits, '_ . / -' (the first ':' ends it)"
-    yield "socket_timeout", _SHORTEST <= one.socket_timeout <= _LONGEST, seconds
-    yield "socket_connect_timeout", _SHORTEST <= one.socket_connect_timeout <= _LONGEST, seconds
-    yield "retries", 0 <= one.retries <= _MOST, f"from 0 to {_MOST}"
-    yield "max_value_bytes", 1 <= one.max_value_bytes <= _MOST, f"from 1 to {_MOST}"
-    yield "ssl_cert_reqs", one.ssl_cert_reqs in ("none", "optional", "required"), "none, optional or required"
-    if one.KIND == "cluster":
-        yield "nodes", _are_hosts(one.nodes), "one or more hosts, with ports from 1 to 65535"
-        yield "buckets", 0 < one.buckets <= MOST_SLOT_GROUPS, f"from 1 to {MOST_SLOT_GROUPS}"
+    yield "password_env", url.password_env != "", "the name of an environment variable"
+    yield "password_file", url.password_file != "", "the name of a file"
+    yield "credentials", url.credentials is None or _FACTORY.fullmatch(url.credentials), "module:factory"
+    yield "username", not (url.username and url.credentials), "what credentials gives, too: leave it out of the URL"
+    yield "prefix", _PREFIX.fullmatch(url.prefix), "of letters, digits, '_ . / -' (the first ':' ends it)"
+    yield "socket_timeout", _SHORTEST <= url.socket_timeout <= _LONGEST, seconds
+    yield "socket_connect_timeout", _SHORTEST <= url.socket_connect_timeout <= _LONGEST, seconds
+    yield "retries", 0 <= url.retries <= _MOST, f"from 0 to {_MOST}"
+    yield "max_value_bytes", 1 <= url.max_value_bytes <= _MOST, f"from 1 to {_MOST}"
+    yield "ssl_cert_reqs", url.ssl_cert_reqs in ("none", "optional", "required"), "none, optional or required"
+    if url.KIND == "cluster":
+        yield "nodes", _are_hosts(url.nodes), "one or more hosts, with ports from 1 to 65535"
+        yield "buckets", 0 < url.buckets <= MOST_SLOT_GROUPS, f"from 1 to {MOST_SLOT_GROUPS}"
         return
-    whole, packed = one.records is None or not one.prefix, one.layout == "packed"
-    yield "db", 0 <= one.db <= MOST_HASHES, f"from 0 to {MOST_HASHES}"
-    yield "layout", one.layout in ("string", "hash", "packed"), "string, hash or packed"
-    yield "buckets", packed == (one.buckets is not None), "given with layout=packed, and only there"
-    yield "buckets", one.buckets is None or 0 < one.buckets <= MOST_HASHES, f"from 1 to {MOST_HASHES}"
+    whole, packed = url.records is None or not url.prefix, url.layout == "packed"
+    yield "db", 0 <= url.db <= MOST_HASHES, f"from 0 to {MOST_HASHES}"
+    yield "layout", url.layout in ("string", "hash", "packed"), "string, hash or packed"
+    yield "buckets", packed == (url.buckets is not None), "given with layout=packed, and only there"
+    yield "buckets", url.buckets is None or 0 < url.buckets <= MOST_HASHES, f"from 1 to {MOST_HASHES}"
     yield "records", whole, "a whole name, without a prefix"
-    yield "records", one.records is None or not packed, "for the layouts of storm-redis, string and hash"
-    yield "records", one.layout == "string" or one.records != "", "the name of a hash where layout is hash"
-    if one.KIND == "server":
-        yield "port", 0 < one.port < 2**16, "from 1 to 65535"
-    elif one.KIND == "socket":
-        absolute = one.path.startswith("/") and len(one.path) > 1
-        yield "tls", not one.tls, "for an address: behind a socket there is none"
+    yield "records", url.records is None or not packed, "for the layouts of storm-redis, string and hash"
+    yield "records", url.layout == "string" or url.records != "", "the name of a hash where layout is hash"
+    if url.KIND == "server":
+        yield "port", 0 < url.port < 2**16, "from 1 to 65535"
+    elif url.KIND == "socket":
+        absolute = url.path.startswith("/") and len(url.path) > 1
+        yield "tls", not url.tls, "for an address: behind a socket there is none"
         yield "path", absolute, "a whole one, from / on: unix:///run/redis.sock"
     else:
-        yield "sentinels", _are_hosts(one.sentinels), "one or more hosts, with ports from 1 to 65535"
-        yield "master", one.master, "the name by which the sentinels know the primary: .../mymaster/0"
+        yield "sentinels", _are_hosts(url.sentinels), "one or more hosts, with ports from 1 to 65535"
+        yield "master", url.master, "the name by which the sentinels know the primary: .../mymaster/0"
 
 
 def _are_hosts(addresses: Any) -> bool:

@@ -83,7 +83,7 @@ class RedisSettings:
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the fields only, without what cached properties hold."""
-        return {one.name: getattr(self, one.name) for one in fields(self)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def address(self) -> str:

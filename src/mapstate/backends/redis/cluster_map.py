@@ -98,7 +98,7 @@ class ClusterMap:
         retries = Retries(self.settings.retries, 2 * self.settings.socket_timeout)
         redirects = 0
         while True:
-            left = [at for at, reply in enumerate(replies) if reply is None]
+            left = [i for i, reply in enumerate(replies) if reply is None]
             if not left:
                 return [reply for reply in replies if reply is not None]
             troubles = self._round(requests, left, asking, replies, incarnations=incarnations)
@@ -110,9 +110,9 @@ class ClusterMap:
             redirects = redirects + 1 if moved else 0
             if not (moved and redirects <= _REDIRECTS) and retries.are_over():
                 raise problem
-            for at, error in troubles.items():
+            for i, error in troubles.items():
                 if isinstance(error, driver.AskError):
-                    asking[at] = (error.host, error.port)
+                    asking[i] = (error.host, error.port)
             if len(asking) < len(troubles):
                 self._refresh(forced=True)
                 self._believe([error for error in troubles.values() if type(error) is driver.MovedError])
@@ -126,17 +126,17 @@ class ClusterMap:
         troubles: dict[int, Exception] = {}
         if owners is not None:
             by_node: _ByNode = {}
-            for at, request in enumerate(requests):
-                by_node.setdefault(owners[request.slot], []).append((at, request.commands))
+            for i, request in enumerate(requests):
+                by_node.setdefault(owners[request.slot], []).append((i, request.commands))
             troubles = self._send(by_node, sent, b"")
 
         def read() -> list[Reply]:
             if os.getpid() != pid:
                 sent.clear()  # a fork does not read its parent's replies
             self._receive(sent, replies, troubles, incarnations=False)
-            missing = [at for at, reply in enumerate(replies) if reply is None]
-            for at, reply in zip(missing, self.ask([requests[at] for at in missing]), strict=True):
-                replies[at] = reply
+            missing = [i for i, reply in enumerate(replies) if reply is None]
+            for i, reply in zip(missing, self.ask([requests[i] for i in missing]), strict=True):
+                replies[i] = reply
             return [reply for reply in replies if reply is not None]
 
         return PendingReply(read, lambda: _release(sent))
@@ -182,16 +182,16 @@ class ClusterMap:
         except StoreUnavailableError as error:
             return dict.fromkeys(left, error)
         by_node: _ByNode = {}
-        for at in left:
-            commands = requests[at].commands
-            if at in asking:
-                commands = tuple(one for own in commands for one in (_ASKING, own))
-            by_node.setdefault(asking.get(at) or owners[requests[at].slot], []).append((at, commands))
+        for i in left:
+            commands = requests[i].commands
+            if i in asking:
+                commands = tuple(part for command in commands for part in (_ASKING, command))
+            by_node.setdefault(asking.get(i) or owners[requests[i].slot], []).append((i, commands))
         troubles = self._exchange(by_node, replies, incarnations=incarnations)
-        for at in asking:
-            reply = replies[at]
+        for i in asking:
+            reply = replies[i]
             if reply is not None:
-                replies[at] = reply._replace(found=reply.found[1::2])
+                replies[i] = reply._replace(found=reply.found[1::2])
         return troubles
 
     def _exchange(self, by_node: _ByNode, replies: list[Reply | None], *, incarnations: bool) -> dict[int, Exception]:
@@ -206,17 +206,17 @@ class ClusterMap:
         try:
             for node, asked in by_node.items():
                 pool = self.pool(node)
-                packed = b"".join([around, *(one for _, commands in asked for one in commands), around])
+                packed = b"".join([around, *(command for _, commands in asked for command in commands), around])
                 try:
                     conn = pool.get_connection()
                 except DRIVER_ERRORS as error:
-                    troubles |= dict.fromkeys((at for at, _ in asked), error)
+                    troubles |= dict.fromkeys((i for i, _ in asked), error)
                     continue
                 sent.append((pool, conn, asked))
                 try:
                     conn.send_packed_command([packed], check_health=False)  # type: ignore[no-untyped-call]
                 except DRIVER_ERRORS as error:
-                    troubles |= dict.fromkeys((at for at, _ in asked), error)
+                    troubles |= dict.fromkeys((i for i, _ in asked), error)
         except BaseException:
             _release(sent)
             raise
@@ -263,9 +263,9 @@ class ClusterMap:
     def _believe(self, moved: Sequence[driver.MovedError]) -> None:
         """Note the new nodes of slots: a node that lost a slot knows its new node before others do."""
         owners = list(self._owners())
-        for one in moved:
-            if one.host:
-                owners[one.slot_id] = (one.host, one.port)
+        for answer in moved:
+            if answer.host:
+                owners[answer.slot_id] = (answer.host, answer.port)
         _slots[os.getpid(), self._owner] = tuple(owners)
 
     def _refresh(self, *, forced: bool) -> None:
@@ -301,21 +301,21 @@ def _read(
 ) -> dict[int, Exception]:
     """Read all replies of one node, in order, fill them in, and return the errors by request."""
     troubles: dict[int, Exception] = {}
-    found: dict[int, list[Any]] = {}
+    answers: dict[int, list[Any]] = {}
     try:
         before = incarnation_of(*_info(conn)) if incarnations else None
-        for at, commands in asked:
-            own = [_reply(conn) for _ in commands]
-            failed = next((one for one in own if isinstance(one, Exception)), None)
+        for i, commands in asked:
+            replies_of = [_reply(conn) for _ in commands]
+            failed = next((reply for reply in replies_of if isinstance(reply, Exception)), None)
             if failed is None:
-                found[at] = own
+                answers[i] = replies_of
             else:
-                troubles[at] = failed
+                troubles[i] = failed
         after = incarnation_of(*_info(conn)) if incarnations else None
     except DRIVER_ERRORS as error:  # the replies read so far are whole, but their node is in doubt
-        return troubles | dict.fromkeys((at for at, _ in asked if at not in troubles), error)
-    for at, own in found.items():
-        replies[at] = Reply(own, before, after)
+        return troubles | dict.fromkeys((i for i, _ in asked if i not in troubles), error)
+    for i, replies_of in answers.items():
+        replies[i] = Reply(replies_of, before, after)
     return troubles
 
 
@@ -323,7 +323,7 @@ def _release(sent: list[_Sent], replies: Sequence[Reply | None] | None = None) -
     """Release connections, closed where they may be half read."""
     while sent:
         pool, conn, asked = sent.pop()
-        if replies is None or any(replies[at] is None for at, _ in asked):
+        if replies is None or any(replies[i] is None for i, _ in asked):
             conn.disconnect()
         pool.release(conn)
 
@@ -338,7 +338,7 @@ def _reply(conn: Any) -> Any:
 
 def _info(conn: Any) -> list[bytes | None]:
     """The replies to INFO, None where this user may not run it."""
-    return [None if isinstance(one, Exception) else one for one in (_reply(conn), _reply(conn))]
+    return [None if isinstance(reply, Exception) else reply for reply in (_reply(conn), _reply(conn))]
 
 
 def _owners_in(slots: list[Any], asked: Address) -> tuple[Address, ...] | None:
@@ -347,5 +347,5 @@ def _owners_in(slots: list[Any], asked: Address) -> tuple[Address, ...] | None:
     for first, last, (host, port, *_), *_ in slots:
         name = host.decode() if host else asked[0]  # a node that does not know its own address
         owners[first : last + 1] = [(name, port)] * (last + 1 - first)
-    whole = tuple(one for one in owners if one is not None)
+    whole = tuple(owner for owner in owners if owner is not None)
     return whole if len(whole) == REDIS_CLUSTER_HASH_SLOTS else None

@@ -106,12 +106,12 @@ class RedisClusterStore:
         Raises StoreUnavailableError where the reply is lost: then ask `load`.
         """
         (reply,) = self._cluster.ask([self._both()], incarnations=True)
-        found = self._checked(reply)
-        if (None if found is None else (found, reply.incarnation_before)) != expected:
+        ledger = self._checked(reply)
+        if (None if ledger is None else (ledger, reply.incarnation_before)) != expected:
             return None
         count = b"%d" % len(self._groups)
         keys = (self._ledger, self._count, self._claims)
-        swap = swap_ledger(keys, found, record, count, fence.txid if fence.closed else None)
+        swap = swap_ledger(keys, ledger, record, count, fence.txid if fence.closed else None)
         (reply,) = self._cluster.ask([Request(self._slot, (swap,))], repeat=False, incarnations=True)
         return (record, reply.incarnation_before) if reply.found[0] else None
 
@@ -126,8 +126,8 @@ class RedisClusterStore:
         acknowledged in between is in that incarnation of the server.
         """
         moves = [
-            compare_and_set(group.fence, None if one is None else token_text(one), token_text(after))
-            for group, one in zip(self._groups, before, strict=True)
+            compare_and_set(group.fence, None if fence is None else token_text(fence), token_text(after))
+            for group, fence in zip(self._groups, before, strict=True)
         ]
         return self._fences_in(moves, after=after.closed)
 
@@ -137,8 +137,8 @@ class RedisClusterStore:
 
     def claim(self, txid: int, partition: int, holder: str) -> str:
         """See `Claims.claim`: one round trip."""
-        found: bytes = self._at_ledger(claim(self._claims, b"%d/%d" % (txid, partition), holder.encode()))[0]
-        return found.decode()
+        held_by: bytes = self._at_ledger(claim(self._claims, b"%d/%d" % (txid, partition), holder.encode()))[0]
+        return held_by.decode()
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
         """See `Scan.scan`: SCAN, one node after the other.
@@ -156,7 +156,7 @@ class RedisClusterStore:
         return [f"{first} {end} {_digest(shape)}" for first, end in pairwise(ends)]
 
     def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
-        """See `ScansParts.scan_part`. Errors as of `scan`."""
+        """See `ScansParts.scan_part`. Errors: see `scan`."""
         from mapstate.backends.redis.listing import torn
 
         first, end, digest = part.split(" ")
@@ -180,8 +180,8 @@ class RedisClusterStore:
         self._cluster.ask([push], repeat=False)
 
     def reports(self) -> list[bytes]:
-        found: list[bytes] = self._at_ledger(command(b"LRANGE", self._reports, b"0", b"-1"))[0]
-        return found
+        reports: list[bytes] = self._at_ledger(command(b"LRANGE", self._reports, b"0", b"-1"))[0]
+        return reports
 
     def drop(self, expected: Version, token: FenceToken) -> Iterator[int]:
         """See `Drops.drop`: records by pages, through their fences; the fences; and the keys in the ledger's slot."""
@@ -191,7 +191,7 @@ class RedisClusterStore:
             if self._cluster.ask([self._both()])[0].found[0] != expected[0]:
                 return False
             text = token_text(token)
-            self._cluster.ask([Request(one.slot, (remove_equal([one.fence], text),)) for one in self._groups])
+            self._cluster.ask([Request(group.slot, (remove_equal([group.fence], text),)) for group in self._groups])
             names = (self._ledger, self._count, self._claims, self._reports)
             return bool(self._at_ledger(remove_equal(names, expected[0]))[0])
 
@@ -205,7 +205,7 @@ class RedisClusterStore:
             return self._cluster.ask_node(node, [asked]).found[0]
 
         masters = self._cluster.shape().masters
-        return [f"{shown_address(node)}: {one}" for node in masters for one in scrub_node(partial(tell, node))]
+        return [f"{shown_address(node)}: {place}" for node in masters for place in scrub_node(partial(tell, node))]
 
     def checkup(self, replay_horizon: float) -> list[Finding]:
         """See `Checkup.checkup`: of each master. Says what the user may not ask for."""
@@ -218,12 +218,12 @@ class RedisClusterStore:
         parts = by_slot_group(sampled(self), len(self._groups))
         asked = to_groups(self._groups, parts, lambda group, part: tuple(group.layout.ttls(lambda: part.keys)))
         ttls = [ttl for reply in allowed(lambda: self._cluster.ask(asked)) or [] for ttl in reply.found]
-        found = []
+        findings = []
         for node in self._cluster.shape().masters:
             facts = facts_of(partial(tell, node), [])._replace(ledger_ttl=ledger_ttl, ttls=ttls)
-            own = judge(facts, replay_horizon)
-            found += [one._replace(subject=f"{shown_address(node)} {one.subject}") for one in own]
-        return found
+            judged = judge(facts, replay_horizon)
+            findings += [finding._replace(subject=f"{shown_address(node)} {finding.subject}") for finding in judged]
+        return findings
 
     def close(self) -> None:
         """Close this process's idle connections to the nodes. The store stays usable."""
@@ -243,7 +243,7 @@ class RedisClusterStore:
         Checks nothing where this user may not run EXISTS.
         """
         groups = self._groups
-        parts = by_slot_group([key for key, one in zip(keys, records, strict=True) if one is None], len(groups))
+        parts = by_slot_group([key for key, record in zip(keys, records, strict=True) if record is None], len(groups))
         exist = to_groups(groups, parts, lambda group, part: (group.layout.exist(group.layout.pack(part.keys)),))
         replies: list[Reply] | None = None
         with suppress(StoreAuthError):
@@ -266,19 +266,19 @@ class RedisClusterStore:
         asked = b"%d" % len(self._groups)
         if count != asked and (record is not None or count is not None):
             raise another_layout(self._state, self._count, count, asked, has_ledger=record is not None, groups=True)
-        found: bytes | None = record
-        return found
+        ledger: bytes | None = record
+        return ledger
 
     def _at_ledger(self, *commands: bytes) -> list[Any]:
         return self._cluster.ask([Request(self._slot, commands)])[0].found
 
     def _fences_in(self, commands: Sequence[bytes], *, after: bool) -> list[Fence]:
-        asked = [Request(group.slot, (one,)) for group, one in zip(self._groups, commands, strict=True)]
+        asked = [Request(group.slot, (command,)) for group, command in zip(self._groups, commands, strict=True)]
         replies = self._cluster.ask(asked, incarnations=True)
         try:
             return [
-                Fence(token_of(one.found[0]), one.incarnation_after if after else one.incarnation_before)
-                for one in replies
+                Fence(token_of(reply.found[0]), reply.incarnation_after if after else reply.incarnation_before)
+                for reply in replies
             ]
         except ValueError as error:
             raise CorruptRecordError(
@@ -287,9 +287,9 @@ class RedisClusterStore:
                 state=self._state,
             ) from error
 
-    def _keys(self, found: list[bytes], unlisted: list[str]) -> list[str]:
+    def _keys(self, listed: list[bytes], unlisted: list[str]) -> list[str]:
         start = len(self._name) + 2
-        return texts_of([key[key.index(b"}:", start) + 2 :] for key in found], unlisted)
+        return texts_of([key[key.index(b"}:", start) + 2 :] for key in listed], unlisted)
 
 
 def _digest(shape: ClusterLayout) -> str:

@@ -79,9 +79,13 @@ def by_slot_group(keys: Sequence[str], groups: int) -> list[GroupKeys]:
     except UnicodeEncodeError:  # a half pair is refused when it is packed
         numbers = [crc32(key.encode("utf-8", "surrogatepass")) for key in keys]
     places: list[list[int]] = [[] for _ in range(groups)]
-    for at, number in enumerate(numbers):
-        places[number % groups].append(at)
-    return [GroupKeys(group, own, list(map(keys.__getitem__, own))) for group, own in enumerate(places) if own]
+    for i, number in enumerate(numbers):
+        places[number % groups].append(i)
+    return [
+        GroupKeys(group, at_places, list(map(keys.__getitem__, at_places)))
+        for group, at_places in enumerate(places)
+        if at_places
+    ]
 
 
 def to_groups(
@@ -94,9 +98,9 @@ def to_groups(
 def in_chunk_order(parts: Iterable[GroupKeys], answers: Iterable[Sequence[T]], count: int) -> list[T | None]:
     """The answers for each part's keys, in the order of the chunk."""
     out: list[T | None] = [None] * count
-    for part, own in zip(parts, answers, strict=True):
-        for at, one in zip(part.places, own, strict=True):
-            out[at] = one
+    for part, values in zip(parts, answers, strict=True):
+        for i, value in zip(part.places, values, strict=True):
+            out[i] = value
     return out
 
 
@@ -109,7 +113,7 @@ class _Chunk(NamedTuple):
 
     def of(self, marks: Sequence[bytes]) -> set[str]:
         """The keys that are marked; one of ``marks`` for each part."""
-        return {key for part, one in zip(self.parts, marks, strict=True) for key in compress(part.keys, one)}
+        return {key for part, mark in zip(self.parts, marks, strict=True) for key in compress(part.keys, mark)}
 
 
 class ClusterWriter:
@@ -155,10 +159,10 @@ class ClusterWriter:
             fence = reply.found[0]
             if fence != self._text or self._token.closed:
                 raise fenced(self._state, self._token, fence)
-        found = [reply.found[1] for reply in replies]
+        records = [reply.found[1] for reply in replies]
         self._chunk = chunk
-        self._absent = [bytes(map(is_, one, repeat(None))) if contains_none(one) else b"" for one in found]
-        return in_chunk_order(chunk.parts, found, len(keys))
+        self._absent = [bytes(map(is_, record, repeat(None))) if contains_none(record) else b"" for record in records]
+        return in_chunk_order(chunk.parts, records, len(keys))
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """A script for each slot group. Raises FencedError. With a read under way, `flush` reads the replies."""
@@ -168,7 +172,7 @@ class ClusterWriter:
         if chunk is None or chunk.keys != keys:
             known = set() if chunk is None else chunk.of(absent)
             chunk = self._packed(keys)
-            absent = [bytes(map(known.__contains__, one.keys)) if known else b"" for one in chunk.parts]
+            absent = [bytes(map(known.__contains__, part.keys)) if known else b"" for part in chunk.parts]
         puts = [
             self._groups[part.group].fenced_put(self._text, packed, part.of(values), marks)
             for part, packed, marks in zip(chunk.parts, chunk.packed, absent, strict=True)
@@ -217,7 +221,7 @@ class ClusterWriter:
         self.flush()
         if self._token.closed and parts:
             raise fenced(self._state, self._token, self._text)
-        asked = [Request(self._groups[one.group].slot, (put,)) for one, put in zip(parts, packed, strict=True)]
+        asked = [Request(self._groups[part.group].slot, (put,)) for part, put in zip(parts, packed, strict=True)]
         if wait:
             self._check_done(parts, self._cluster.ask(asked))
         else:

@@ -86,8 +86,8 @@ class Server:
 
         ``conn`` is the connection that `watch` returned, if they depend on its WATCH.
         """
-        own = conn or self.retrying(self.take)
-        return self.retrying(lambda: self.finish(own, commands, replies), retries=0)
+        borrowed = conn or self.retrying(self.take)
+        return self.retrying(lambda: self.finish(borrowed, commands, replies), retries=0)
 
     def transact(self, changes: Sequence[tuple[bytes, ...]], conn: Any = None) -> Any:
         """The reply to EXEC, as `tell`. ``changes`` are commands of a few words."""
@@ -117,9 +117,9 @@ class Server:
 
     def finish(self, conn: Connection, commands: bytes, replies: int, *, optional: int = 0) -> list[Any]:
         """`exchange`, then release the connection."""
-        found = self.exchange(conn, commands, replies, optional=optional)
+        answered = self.exchange(conn, commands, replies, optional=optional)
         self.pool().release(conn)
-        return found
+        return answered
 
     def exchange(self, conn: Any, commands: bytes, replies: int, *, optional: int = 0) -> list[Any]:
         """Send commands and read each reply. Raises the first that is an error, also one inside that of EXEC.
@@ -140,18 +140,18 @@ class Server:
     def replies(self, conn: Any, count: int, *, optional: int = 0, exec_at: int | None = None) -> list[Any]:
         """The second half of `exchange`. ``exec_at`` is the place of the reply to EXEC, None where there is none."""
         try:
-            found = [conn.read_response() for _ in range(count - optional)]
+            read = [conn.read_response() for _ in range(count - optional)]
             for _ in range(optional):
                 try:
-                    found.append(conn.read_response())
+                    read.append(conn.read_response())
                 except driver.ResponseError:
-                    found.append(None)
-            if exec_at is not None and found[exec_at] is not None:
-                _raise_first(found[exec_at])
+                    read.append(None)
+            if exec_at is not None and read[exec_at] is not None:
+                _raise_first(read[exec_at])
         except BaseException:
             self.drop(conn)
             raise
-        return found
+        return read
 
     def watch(self, watching: bytes, more: bytes = b"", replies: int = 0, *, optional: int = 0) -> _Watched:
         """Send WATCH and GET of a key, as `get_and_watch` packs them, and ``more``: one round trip. No retry.

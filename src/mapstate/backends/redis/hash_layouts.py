@@ -95,7 +95,7 @@ class PackedLayout(_Fields):
         self._word = b"\r\n$%d\r\n%b" % (len(self._name % 0), self._name)
 
     def pack(self, keys: Sequence[str]) -> PackedKeys:
-        """The keys, and the names of their shards. Errors as of `Layout.pack`."""
+        """The keys, and the names of their shards. Errors: see `Layout.pack`."""
         packed = super().pack(keys)
         numbers = self._numbers(map(str.encode, keys))
         return PackedKeys(keys, b"", packed.joined, b"".join(map(self._word.__mod__, numbers)))
@@ -129,7 +129,7 @@ class PackedLayout(_Fields):
 
     def _sample(self) -> list[bytes]:
         count = min(_SAMPLE, self.shards)
-        return [self._name % (at * self.shards // count) for at in range(count)]
+        return [self._name % (i * self.shards // count) for i in range(count)]
 
     def _numbers(self, texts: Iterable[bytes]) -> list[int]:
         shards = self.shards

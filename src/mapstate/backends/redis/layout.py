@@ -76,8 +76,8 @@ def sizes(items: Sequence[bytes], head: bytes = b"") -> list[bytes]:
 def interleaved(*columns: Sequence[bytes]) -> bytes:
     """The first of each column, the second of each, and so on. No Python code runs for each item."""
     pieces = [b""] * (len(columns) * len(columns[0]))
-    for at, column in enumerate(columns):
-        pieces[at :: len(columns)] = column
+    for i, column in enumerate(columns):
+        pieces[i :: len(columns)] = column
     return b"".join(pieces)
 
 
@@ -181,7 +181,7 @@ class Layout(ABC):
     def check_sizes(self, subject: str, keys: Sequence[str], sized: Sequence[bytes]) -> None:
         """Raises TooLargeError where one of ``sized`` is above the limit. ``subject`` names it in the message."""
         if max(map(len, sized)) > self._limit:
-            size, key = max((len(one), key[:200]) for key, one in zip(keys, sized, strict=True))
+            size, key = max((len(text), key[:200]) for key, text in zip(keys, sized, strict=True))
             raise too_large(self._state, f"{subject} {shown(key)} has", size, self._limit, key)
 
     def check_whole(self, subject: str, packed: bytes, key: str) -> None:
@@ -248,7 +248,7 @@ class StringLayout(Layout):
         else:
             (start, *_), *words = self.words(keys, values)
             put, replies = b"", 2
-            for name, which in ((b"$6\r\nMSETNX", absent), (b"$4\r\nMSET", [not one for one in absent])):
+            for name, which in ((b"$6\r\nMSETNX", absent), (b"$4\r\nMSET", [not is_new for is_new in absent])):
                 columns = [list(compress(column, which)) for column in words]
                 put += _set_many(name, [[start] * len(columns[0]), *columns])
         self.check_whole(f"the {len(keys.keys)} records of one put", put, keys.keys[0])
@@ -295,9 +295,9 @@ class StringLayout(Layout):
         ends = [end] * len(keys.keys)
         if absent is not None:
             if len(set(keys.keys)) < len(keys.keys):  # with NX the first value of a repeated key would stay
-                last = {key: at for at, key in enumerate(keys.keys)}.values()
-                absent, *columns = ([column[at] for at in last] for column in (absent, *columns))  # type: ignore[assignment]
-            starts = [b"*6" + start[2:] + b"\r\n$" if new else one for new, one in zip(absent, columns[0], strict=True)]
+                last = {key: i for i, key in enumerate(keys.keys)}.values()
+                absent, *columns = ([column[i] for i in last] for column in (absent, *columns))  # type: ignore[assignment]
+            starts = [b"*6" + start[2:] + b"\r\n$" if new else raw for new, raw in zip(absent, columns[0], strict=True)]
             columns = (starts, *columns[1:])
             ends = [end + b"$2\r\nNX\r\n" if new else end for new in absent]
         return interleaved(*columns, ends), len(ends)

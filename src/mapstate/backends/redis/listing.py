@@ -26,8 +26,8 @@ Walk = Iterator[tuple[list[Any], ScanPosition]]
 """The replies of SCAN or the like, without their cursors, each with the position after it."""
 
 
-def _passed(_: bytes, after: bytes, found: list[bytes]) -> tuple[bytes | None, list[bytes]]:
-    return (None if after == b"0" else after), found
+def _passed(_: bytes, after: bytes, listed: list[bytes]) -> tuple[bytes | None, list[bytes]]:
+    return (None if after == b"0" else after), listed
 
 
 def walked(
@@ -48,14 +48,14 @@ def walked(
     asks_info = True
     while at is not None:
         asked = scan(at) + (INFO if asks_info else b"")
-        (after, found, *foreign), *info = server.ask(asked, 1 + 2 * asks_info, optional=2 * asks_info)
-        at, found = step(at, after, found)
+        (after, page, *foreign), *info = server.ask(asked, 1 + 2 * asks_info, optional=2 * asks_info)
+        at, page = step(at, after, page)
         if asks_info or at is None:
             name = digest_of(incarnation_of(*(info or server.ask(INFO, 2, optional=2))))
             if began_in not in (None, name):
                 raise torn(server, f"Redis at {server.settings.address} restarted or failed over")
             began_in, asks_info = name, False
-        yield [found, *foreign], ScanPosition(at, began_in)
+        yield [page, *foreign], ScanPosition(at, began_in)
 
 
 def walked_nodes(cluster: Any, shape: Any, scan: Callable[[bytes], bytes], only: slice = slice(None)) -> Walk:
@@ -66,9 +66,9 @@ def walked_nodes(cluster: Any, shape: Any, scan: Callable[[bytes], bytes], only:
     for node in [*shape.masters][only]:
         at: bytes | None = b"0"
         while at is not None:
-            ((after, *found),) = cluster.ask_node(node, [scan(at)]).found
+            ((after, *page),) = cluster.ask_node(node, [scan(at)]).found
             at = None if after == b"0" else after
-            yield found, ScanPosition(at)
+            yield page, ScanPosition(at)
     if shape.moving or cluster.shape() != shape:
         raise torn(cluster, f"slots of the cluster at {cluster.settings.address} moved, or a node failed over,")
 
@@ -93,8 +93,8 @@ def key_pages(
     ``scanned`` is `Layout.scanned`. Raises CorruptRecordError at the end for names that are no keys.
     """
     page, unlisted = list[str](), list[str]()
-    for (found, *foreign), position in walk:
-        page += scanned(found, unlisted)
+    for (some, *foreign), position in walk:
+        page += scanned(some, unlisted)
         unlisted += [repr(name.decode()) for names in foreign for name in names]
         if position.at is None or len(page) >= page_size:
             yield page, position
@@ -109,10 +109,10 @@ def key_pages_from(
     server: Server, layout: Layout, cursor: str, page_size: int
 ) -> Iterator[tuple[list[str], ScanPosition]]:
     """`key_pages` of one server, after a `cursor_of` them; empty for the start. Raises UsageError for no cursor."""
-    found = _CURSOR.fullmatch(cursor or "0-")
-    if found is None or (found[1] != "end" and int(found[1]) >= 1 << 64):
+    match = _CURSOR.fullmatch(cursor or "0-")
+    if match is None or (match[1] != "end" and int(match[1]) >= 1 << 64):
         raise UsageError(f"this is no cursor of a scan of state {server.state!r}. Nothing was read.")
-    position = ScanPosition(None if found[1] == "end" else found[1].encode(), found[2]) if cursor else ScanPosition()
+    position = ScanPosition(None if match[1] == "end" else match[1].encode(), match[2]) if cursor else ScanPosition()
     walk = walked(server, lambda at: layout.scan(at, page_size), position)
     return key_pages(walk, layout.scanned, server.state, page_size)
 

@@ -35,14 +35,14 @@ Page = list[tuple[str, bytes]]
 
 
 def states_on_server(server: Server, prefix: bytes, records: str | None) -> Iterator[Page]:
-    """See `ListsStates.states`. Errors as of `walked`.
+    """See `ListsStates.states`. Errors: see `walked`.
 
     Where ``records`` have a name of their own, only the state that has them, which its ledger names.
     """
 
     def ledgers_of(names: Sequence[bytes]) -> list[bytes | None]:
-        found: list[bytes | None] = server.ask(command(b"MGET", *(prefix + name + _LEDGER for name in names)), 1)[0]
-        return found
+        ledgers: list[bytes | None] = server.ask(command(b"MGET", *(prefix + name + _LEDGER for name in names)), 1)[0]
+        return ledgers
 
     if records is None:
         yield from _states(walked(server, _scan_for(prefix, _LEDGER), ScanPosition()), prefix, _LEDGER, ledgers_of)
@@ -52,7 +52,7 @@ def states_on_server(server: Server, prefix: bytes, records: str | None) -> Iter
 
 
 def states_in_cluster(cluster: Any, prefix: bytes, request: Callable[..., Any]) -> Iterator[Page]:
-    """See `ListsStates.states`: node after node. ``request`` makes a `Request`. Errors as of `walked_nodes`."""
+    """See `ListsStates.states`: node after node. ``request`` makes a `Request`. Errors: see `walked_nodes`."""
     from redis.crc import key_slot
 
     start, end = prefix + b"{", b"}" + _LEDGER
@@ -76,15 +76,15 @@ def _states(
     """The states of each page, without those under another prefix that begins with this one."""
     seen = set[bytes]()
     barred = {*b"{}"} if start.endswith(b"{") else set[int]()
-    for (found,), _ in walk:
-        names = [key[len(start) : -len(end)] for key in dict.fromkeys(found)]
+    for (listed,), _ in walk:
+        names = [key[len(start) : -len(end)] for key in dict.fromkeys(listed)]
         new = [name for name in names if name not in seen and barred.isdisjoint(name)]
         seen.update(new)
         page = []
         for name, ledger in zip(new, ledgers_of(new) if new else [], strict=True):
             text = name.decode(errors="backslashreplace")
-            own = None if ledger is None else state_in(ledger)
-            elsewhere = own is not None and own != text and text.endswith(own)
+            state = None if ledger is None else state_in(ledger)
+            elsewhere = state is not None and state != text and text.endswith(state)
             if ledger is not None and not elsewhere:
                 page.append((text, ledger))
         yield page
@@ -107,7 +107,7 @@ def parts_of(server: Server, layout: Layout, most: int) -> list[str]:
 
 
 def walked_part(server: Server, layout: Layout, part: str, page_size: int) -> Walk:
-    """Walk through a part. Errors as of `walked`, and StoreUnavailableError where keys of two parts are mixed."""
+    """Walk through a part. Errors: see `walked`, and StoreUnavailableError where keys of two parts are mixed."""
     start, end, name = part.split(" ")
     if isinstance(layout, PackedLayout):
         until = int(end)
@@ -233,14 +233,14 @@ class RedisFacts(NamedTuple):
 
 def judge(facts: RedisFacts, replay_horizon: float) -> list[Finding]:
     """The findings, also those that need no action. Pure."""
-    found = [_ledger_ttl(facts), *_record_ttls(facts, replay_horizon), *_packing(facts), _clock(facts)]
+    findings = [_ledger_ttl(facts), *_record_ttls(facts, replay_horizon), *_packing(facts), _clock(facts)]
     if not facts.info:
         unseen = (
             "this user may not run INFO, so eviction, memory and persistence cannot be seen; and a job of this user "
             "does not notice a restart or a failover of the server within a batch"
         )
-        return [*found, Finding("error", "server", unseen, "INFO", "Allow the user INFO.")]
-    return [_version(facts), _eviction(facts), _memory(facts), *_persistence(facts), *_replicas(facts), *found]
+        return [*findings, Finding("error", "server", unseen, "INFO", "Allow the user INFO.")]
+    return [_version(facts), _eviction(facts), _memory(facts), *_persistence(facts), *_replicas(facts), *findings]
 
 
 def _version(facts: RedisFacts) -> Finding:
@@ -252,9 +252,9 @@ def _version(facts: RedisFacts) -> Finding:
 def _eviction(facts: RedisFacts) -> Finding:
     policy = _setting(facts, "maxmemory-policy", "maxmemory_policy", "unknown")
     limited = int(_setting(facts, "maxmemory", "maxmemory", "0")) > 0
-    found = f"maxmemory-policy {policy}, maxmemory {'set' if limited else 'not set'}"
+    setting = f"maxmemory-policy {policy}, maxmemory {'set' if limited else 'not set'}"
     if policy == "noeviction":
-        return Finding("ok", "eviction", found, "noeviction")
+        return Finding("ok", "eviction", setting, "noeviction")
     if policy.startswith("volatile-"):
         expiring = any(ttl >= 0 for ttl in facts.ttls)
         risk = (
@@ -263,12 +263,12 @@ def _eviction(facts: RedisFacts) -> Finding:
             else ("it may drop keys with a ttl only: records of states with one, but never a ledger")
         )
         advice = "Set maxmemory-policy noeviction." if expiring else ""
-        return Finding("warning" if expiring else "ok", "eviction", f"{found}: {risk}", "noeviction", advice)
+        return Finding("warning" if expiring else "ok", "eviction", f"{setting}: {risk}", "noeviction", advice)
     advice = "CONFIG SET maxmemory-policy noeviction; a record that was evicted already is counted anew from nothing."
     if limited or policy == "unknown":
         risk = "it may drop any record, and the ledger" if limited else "it cannot be seen"
-        return Finding("error" if limited else "warning", "eviction", f"{found}: {risk}", "noeviction", advice)
-    return Finding("warning", "eviction", f"{found}: once it is, any record may be dropped", "noeviction", advice)
+        return Finding("error" if limited else "warning", "eviction", f"{setting}: {risk}", "noeviction", advice)
+    return Finding("warning", "eviction", f"{setting}: once it is, any record may be dropped", "noeviction", advice)
 
 
 def _memory(facts: RedisFacts) -> Finding:
@@ -286,15 +286,15 @@ def _persistence(facts: RedisFacts) -> Iterator[Finding]:
     expected = "appendonly yes, appendfsync everysec or always"
     if info.get("aof_enabled") == "1":
         sync = facts.config.get("appendfsync", "unknown")
-        found = f"appendonly yes, appendfsync {sync}"
+        setting = f"appendonly yes, appendfsync {sync}"
         if info.get("aof_last_write_status", "ok") != "ok":
-            yield Finding("error", "persistence", f"{found}; its last write failed", expected, "Look at the disk.")
+            yield Finding("error", "persistence", f"{setting}; its last write failed", expected, "Look at the disk.")
         elif sync not in ("always", "everysec"):
             advice = "CONFIG SET appendfsync everysec."
-            yield Finding("warning", "persistence", f"{found}: a crash loses what was not flushed", expected, advice)
+            yield Finding("warning", "persistence", f"{setting}: a crash loses what was not flushed", expected, advice)
         else:
             lost = "; a power failure may lose the last second, which the next batch reports" * (sync != "always")
-            yield Finding("ok", "persistence", found + lost, expected)
+            yield Finding("ok", "persistence", setting + lost, expected)
         return
     advice = "CONFIG SET appendonly yes, and in redis.conf."
     if save == "":
@@ -302,8 +302,8 @@ def _persistence(facts: RedisFacts) -> Iterator[Finding]:
         yield Finding("error", "persistence", lost, expected, advice)
         return
     kept = "RDB only" if save else "no AOF (whether RDB is on cannot be seen)"
-    found = f"{kept}: a crash loses all batches since the last snapshot, and the next batch is refused"
-    yield Finding("warning", "persistence", found, expected, advice)
+    setting = f"{kept}: a crash loses all batches since the last snapshot, and the next batch is refused"
+    yield Finding("warning", "persistence", setting, expected, advice)
     if info.get("rdb_last_bgsave_status", "ok") != "ok":
         yield Finding(
             "error", "persistence", "the last RDB snapshot failed", "ok", "Look at the server's log and disk."
@@ -321,12 +321,12 @@ def _replicas(facts: RedisFacts) -> Iterator[Finding]:
         return
     least = facts.config.get("min-replicas-to-write", facts.config.get("min-slaves-to-write", "unknown"))
     risky = least in ("0", "unknown")
-    found = f"{count} replicas, min-replicas-to-write {least}"
+    setting = f"{count} replicas, min-replicas-to-write {least}"
     if risky:
-        found += ": a failover may lose batches that were acknowledged, and the next one is refused"
+        setting += ": a failover may lose batches that were acknowledged, and the next one is refused"
     advice = "CONFIG SET min-replicas-to-write 1, and see that each replica has appendonly yes." if risky else ""
     expected = "min-replicas-to-write of 1 or more, replicas with AOF"
-    yield Finding("warning" if risky else "ok", "replication", found, expected, advice)
+    yield Finding("warning" if risky else "ok", "replication", setting, expected, advice)
 
 
 def _clock(facts: RedisFacts) -> Finding:
@@ -335,9 +335,9 @@ def _clock(facts: RedisFacts) -> Finding:
             "warning", "clock", "it cannot be seen: this user may not run TIME", "at most 5 s off", "Allow TIME."
         )
     off = abs(facts.clock) > 5
-    found = f"the server's clock is {abs(facts.clock):.1f} s {'ahead' if facts.clock > 0 else 'behind'}"
+    setting = f"the server's clock is {abs(facts.clock):.1f} s {'ahead' if facts.clock > 0 else 'behind'}"
     advice = "Synchronize the clocks (ntp): a ttl and a new ledger's first txid are taken from them." if off else ""
-    return Finding("warning" if off else "ok", "clock", found, "at most 5 s", advice)
+    return Finding("warning" if off else "ok", "clock", setting, "at most 5 s", advice)
 
 
 def _ledger_ttl(facts: RedisFacts) -> Finding:
@@ -347,19 +347,19 @@ def _ledger_ttl(facts: RedisFacts) -> Finding:
         )
     if facts.ledger_ttl < 0:
         return Finding("ok", "ledger", "its key does not expire", "no ttl")
-    found = f"its key expires in {facts.ledger_ttl / 1000:.0f} s, and the state with it"
-    return Finding("error", "ledger", found, "no ttl", "PERSIST it at once, and find out who set that.")
+    setting = f"its key expires in {facts.ledger_ttl / 1000:.0f} s, and the state with it"
+    return Finding("error", "ledger", setting, "no ttl", "PERSIST it at once, and find out who set that.")
 
 
 def _record_ttls(facts: RedisFacts, replay_horizon: float) -> Iterator[Finding]:
     expiring = [ttl / 1000 for ttl in facts.ttls if ttl >= 0]
     if not expiring:
         return
-    found = f"{len(expiring)} of {len(facts.ttls)} records looked at expire, the last in {max(expiring):.0f} s"
+    setting = f"{len(expiring)} of {len(facts.ttls)} records looked at expire, the last in {max(expiring):.0f} s"
     expected = f"more than the replay horizon of {replay_horizon:.0f} s"
     short = max(expiring) < replay_horizon
     advice = "Give the spec a longer ttl, or none: a replay counts a key that has expired from nothing."
-    yield Finding("warning" if short else "ok", "ttl", found, expected, advice if short else "")
+    yield Finding("warning" if short else "ok", "ttl", setting, expected, advice if short else "")
 
 
 def _packing(facts: RedisFacts) -> Iterator[Finding]:
@@ -372,13 +372,13 @@ def _packing(facts: RedisFacts) -> Iterator[Finding]:
     if not forms:
         return
     loose = sum(form not in _PACKED_FORMS for form in forms)
-    found = f"{loose} of {len(forms)} hashes looked at are kept as hashtable"
+    setting = f"{loose} of {len(forms)} hashes looked at are kept as hashtable"
     advice = (
         "Their memory is that of keys. A record or key is longer than hash-max-listpack-value, or a hash shard has "
         "more than hash-max-listpack-entries (hash-max-ziplist-... in Redis 6): raise those, or make a state with more "
         "shards (buckets=...). A hashtable stays one until the server is started again."
     )
-    yield Finding("warning" if loose else "ok", "packing", found, expected, advice if loose else "")
+    yield Finding("warning" if loose else "ok", "packing", setting, expected, advice if loose else "")
 
 
 def _setting(facts: RedisFacts, config: str, info: str, default: str) -> str:
@@ -407,7 +407,7 @@ def facts_of(ask: Callable[[bytes], Any], ttls: Sequence[bytes]) -> RedisFacts:
     before = time.time()
     clock = ask(command(b"TIME"))
     middle = (before + time.time()) / 2
-    found = [ask(one) for one in ttls]
+    answers = [ask(command) for command in ttls]
     info = (ask(command(b"INFO")) or b"").decode().splitlines()
     config: list[bytes] = []
     for name in (b"maxmemory*", b"save", b"append*", b"min-*-to-write"):
@@ -417,8 +417,8 @@ def facts_of(ask: Callable[[bytes], Any], ttls: Sequence[bytes]) -> RedisFacts:
         info=dict(line.split(":", 1) for line in info if ":" in line),
         config=dict(zip(texts[::2], texts[1::2], strict=True)),
         clock=None if clock is None else int(clock[0]) + int(clock[1]) / 1e6 - middle,
-        ledger_ttl=found[0] if found else None,
-        ttls=[ttl for ttl in found[1:] if ttl is not None],
+        ledger_ttl=answers[0] if answers else None,
+        ttls=[ttl for ttl in answers[1:] if ttl is not None],
     )
 
 

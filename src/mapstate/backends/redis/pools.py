@@ -42,8 +42,8 @@ def new_pool(backend: Any, node: Any = None, *, asynchronous: bool = False) -> A
     tls = _tls_options(backend) if backend.tls else {}
     if backend.KIND == "sentinels":
         tls |= {"ssl": True} if backend.tls else {}
-        own = options | tls | (login if backend.sentinel_login else {})
-        sentinel = module("sentinel").Sentinel(backend.sentinels, sentinel_kwargs=own)
+        shared = options | tls | (login if backend.sentinel_login else {})
+        sentinel = module("sentinel").Sentinel(backend.sentinels, sentinel_kwargs=shared)
         options |= {"db": backend.db, "socket_keepalive": True}
         return module("sentinel").SentinelConnectionPool(backend.master, sentinel, **options, **login, **tls)
     host, port = (backend.host, backend.port) if node is None else node
@@ -96,7 +96,7 @@ def _remembered(login: Any) -> tuple[str, ...]:
     if (
         not isinstance(login, tuple | list)
         or not 1 <= len(login) <= 2
-        or not all(isinstance(one, str) for one in login)
+        or not all(isinstance(part, str) for part in login)
     ):
         raise TypeError
     if login[-1] and login[-1] not in SECRETS:

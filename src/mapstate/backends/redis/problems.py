@@ -139,11 +139,13 @@ def another_layout(
         )
     there = found.decode(errors="replace")
     made = f"{there} slot groups" if groups else f"layout {there}"
-    own = "number into the URL: buckets=..." if groups else "layout into the URL: layout=..., buckets=..., records=..."
+    place = (
+        "number into the URL: buckets=..." if groups else "layout into the URL: layout=..., buckets=..., records=..."
+    )
     left = f" The state has no ledger. If it has no record either, delete the key {name!r}, which is all that is left."
     return ConfigurationError(
         f"state {state!r} was made with {made}, and the URL says {wanted}: its records would not be found. Nothing was "
-        f"written. Put the state's own {own}{'' if has_ledger else left}"
+        f"written. Put the state's own {place}{'' if has_ledger else left}"
     )
 
 

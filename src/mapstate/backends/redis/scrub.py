@@ -25,9 +25,9 @@ def scrub_node(ask: Callable[[bytes], Any]) -> list[str]:
     def idle() -> dict[str, str]:
         pauses = Pauses(0.01, 0.5)
         while True:
-            found = facts()
-            if not any(int(found.get(name, "0")) for name in _AT_WORK):
-                return found
+            info = facts()
+            if not any(int(info.get(name, "0")) for name in _AT_WORK):
+                return info
             pauses.sleep()
 
     def rewritten(asked: bytes, status: str) -> bool:

@@ -55,7 +55,7 @@ class RedisStore:
         self._layout_text = layout_text
         self._commit_domain = commit_domain
         self._ledger, self._fence, self._claims, self._reports, self._kept_layout = (
-            name + one.encode() for one in KEY_ENDS
+            name + end.encode() for end in KEY_ENDS
         )
         self._get_ledger, self._watch_ledger = get_and_watch(self._ledger)
         self._get_layout = command(b"GET", self._kept_layout)
@@ -110,23 +110,23 @@ class RedisStore:
         return self._commit_domain
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[Version] | None:
-        """See `JointLedgers.swap_all`: all ledgers under WATCH, one transaction. Errors as of `swap`."""
+        """See `JointLedgers.swap_all`: all ledgers under WATCH, one transaction. Errors: see `swap`."""
         server, count = self._server, len(swaps)
-        watch, layout = [one.store._watch_ledger for one in swaps], [one.store._get_layout for one in swaps]
+        watch, layout = [swap.store._watch_ledger for swap in swaps], [swap.store._get_layout for swap in swaps]
         conn, replies = server.watched(watch[0], b"".join([*watch[1:], *layout, INFO]), 3 * count, optional=2)
         ledgers, layouts = [replies[0], *replies[2 : 2 * count : 2]], replies[-2 - count : -2]
         incarnation = incarnation_of(*replies[-2:])
         if any(
-            (None if found is None else (found, incarnation)) != swap.expected
-            for found, swap in zip(ledgers, swaps, strict=True)
+            (None if ledger is None else (ledger, incarnation)) != swap.expected
+            for ledger, swap in zip(ledgers, swaps, strict=True)
         ):
             server.unwatch(conn)
             return None
-        for found, layout, swap in zip(ledgers, layouts, swaps, strict=True):
-            if layout != swap.store._layout_text and (found is not None or layout is not None):
+        for ledger, layout, swap in zip(ledgers, layouts, swaps, strict=True):
+            if layout != swap.store._layout_text and (ledger is not None or layout is not None):
                 server.unwatch(conn)
-                raise swap.store._elsewhere(layout, found)
-        if incarnation is None and any(not one.fence.closed for one in swaps):  # an attempt begins
+                raise swap.store._elsewhere(layout, ledger)
+        if incarnation is None and any(not swap.fence.closed for swap in swaps):  # an attempt begins
             _log.warning(
                 "state %s: this user of Redis may not run INFO, so a restart or failover of the server within a batch "
                 "goes unnoticed, and a part of the batch may be lost: allow it INFO",
@@ -134,11 +134,11 @@ class RedisStore:
             )
         changes = [
             change
-            for found, one in zip(ledgers, swaps, strict=True)
-            if count == 1 or found != one.record
-            for change in one.store._changes(one.record, one.fence, is_new=found is None)
+            for ledger, swap in zip(ledgers, swaps, strict=True)
+            if count == 1 or ledger != swap.record
+            for change in swap.store._changes(swap.record, swap.fence, is_new=ledger is None)
         ]
-        return None if server.transact(changes, conn) is None else [(one.record, incarnation) for one in swaps]
+        return None if server.transact(changes, conn) is None else [(swap.record, incarnation) for swap in swaps]
 
     def _changes(self, record: bytes, fence: FenceToken, *, is_new: bool) -> list[tuple[bytes, ...]]:
         """Commands for a transaction."""
@@ -153,8 +153,8 @@ class RedisStore:
         """See `Claims.claim`: one round trip."""
         name = b"%d/%d" % (txid, partition)
         claim = commands((b"HSETNX", self._claims, name, holder.encode()), (b"HGET", self._claims, name))
-        found: bytes = self._server.ask(MULTI + claim + EXEC, 4)[-1][-1]
-        return found.decode()
+        held_by: bytes = self._server.ask(MULTI + claim + EXEC, 4)[-1][-1]
+        return held_by.decode()
 
     def scan(self, page_size: int) -> Iterator[list[str]]:
         """See `Scan.scan`. SCAN walks through the whole database, other states included, but for the packed layout.
@@ -167,7 +167,7 @@ class RedisStore:
         return (page for page, _ in key_pages_from(self._server, self._layout, "", page_size) if page)
 
     def scan_from(self, cursor: str, page_size: int) -> Iterator[tuple[list[str], str]]:
-        """See `ScansFrom.scan_from`. Errors as of `scan`."""
+        """See `ScansFrom.scan_from`. Errors: see `scan`."""
         from mapstate.backends.redis.listing import cursor_of, key_pages_from
 
         pages = key_pages_from(self._server, self._layout, cursor, page_size)
@@ -180,7 +180,7 @@ class RedisStore:
         return parts_of(self._server, self._layout, most)
 
     def scan_part(self, part: str, page_size: int) -> Iterator[list[str]]:
-        """See `ScansParts.scan_part`. Keeps 8 bytes per key. Errors as of `scan`."""
+        """See `ScansParts.scan_part`. Keeps 8 bytes per key. Errors: see `scan`."""
         from mapstate.backends.redis.listing import key_pages
         from mapstate.backends.redis.operations import once_each, walked_part
 
@@ -240,8 +240,8 @@ class RedisStore:
         types = self._server.ask(b"".join(self._layout.types(keys)), len(keys), optional=len(keys))
         self._layout.check_types(keys, types)
 
-    def _elsewhere(self, found: bytes | None, ledger: bytes | None) -> ConfigurationError:
-        return another_layout(self._state, self._kept_layout, found, self._layout_text, has_ledger=ledger is not None)
+    def _elsewhere(self, layout: bytes | None, ledger: bytes | None) -> ConfigurationError:
+        return another_layout(self._state, self._kept_layout, layout, self._layout_text, has_ledger=ledger is not None)
 
     def close(self) -> None:
         """Close this process's idle connections to the server. The store stays usable."""

@@ -25,6 +25,9 @@ MOST_AHEAD = 16 * 2**20  # bytes of a put after which no read is sent ahead: its
 class Writer:
     """The map of one task. See `FencedWrites.writer`.
 
+    The plain way: `multi_get` asks WATCH, GET of the fence and MGET; `multi_put` sends MULTI, MSET and EXEC. The rest
+    is reading ahead, and what to do after a lost reply.
+
     One chunk at a time is under WATCH: EXEC ends every WATCH of its connection, so a second chunk there would be
     unguarded. A read ahead needs no WATCH of its own: a fence never comes back to a token, so a fence that is equal at
     the put was equal since the read; and no other task writes the keys of this one. With a read under way, a put
@@ -164,15 +167,15 @@ class Writer:
             return True
         keys, values, absent = sent.made
         layout, made = self._layout, dict(zip(compress(keys, absent), compress(values, absent), strict=True))
-        found = self._server.ask(layout.get(layout.pack(list(made))), 1)[0]
-        other = {key: one for key, one in zip(made, found, strict=True) if one != made[key]}
+        stored = self._server.ask(layout.get(layout.pack(list(made))), 1)[0]
+        other = {key: record for key, record in zip(made, stored, strict=True) if record != made[key]}
         if not other:
             return True
         types = self._server.ask(b"".join(layout.types(list(other))), len(other), optional=len(other))
         foreign = {
             key: kind
-            for (key, one), kind in zip(other.items(), types, strict=True)
-            if one is None and kind not in (b"none", b"string")
+            for (key, record), kind in zip(other.items(), types, strict=True)
+            if record is None and kind not in (b"none", b"string")
         }
         if foreign:
             raise layout.foreign(list(foreign), list(foreign.values()))

@@ -219,7 +219,7 @@ os.register_at_fork(
 def identity_of(path: str) -> tuple[int, int] | None:
     """Device and inode of the file that is under a path now; None where there is none."""
     try:
-        found = os.stat(path)  # noqa: PTH116  once per call, and Path costs more than the call
+        stat = os.stat(path)  # noqa: PTH116  once per call, and Path costs more than the call
     except (FileNotFoundError, NotADirectoryError):
         return None
-    return found.st_dev, found.st_ino
+    return stat.st_dev, stat.st_ino

@@ -48,10 +48,10 @@ def ends_of_parts(db: Connection, state: str, most: int) -> list[str]:
     ends: list[str] = []
     ask = "SELECT key FROM mapstate_records WHERE state = ? AND key > ? ORDER BY key LIMIT 1 OFFSET ?"
     while size and len(ends) < most - 1:
-        found = db.execute(ask, (state, after, size - 1)).fetchone()
-        if found is None or not isinstance(found[0], str):  # a row of something else: the last part reports it
+        row = db.execute(ask, (state, after, size - 1)).fetchone()
+        if row is None or not isinstance(row[0], str):  # a row of something else: the last part reports it
             break
-        after = found[0]
+        after = row[0]
         ends.append(after)
     return ends
 
@@ -156,20 +156,20 @@ def judge(path: str, synchronous: str, journal: str, integrity: list[str]) -> It
     yield Finding("warning" if bad else "ok", "journal mode", journal, "wal", advice if bad else "")
     bad = synchronous != "full"
     advice = "Take synchronous=normal out of the URL, unless a rewind after a power failure is acceptable."
-    found = f"{synchronous}, as this URL asks for"
-    yield Finding("warning" if bad else "ok", "synchronous", found, "full", advice if bad else "")
+    setting = f"{synchronous}, as this URL asks for"
+    yield Finding("warning" if bad else "ok", "synchronous", setting, "full", advice if bad else "")
     yield _disk(path)
     yield _file_system(path)
 
 
 def _disk(path: str) -> Finding:
     free, size = shutil.disk_usage(Path(path).parent).free, Path(path).stat().st_size
-    found = f"{free // 2**20} MiB free, the file has {size // 2**20} MiB"
+    setting = f"{free // 2**20} MiB free, the file has {size // 2**20} MiB"
     expected = "room for as much again, and for 64 MiB of WAL"
     if free >= max(size, 2**26):
-        return Finding("ok", "disk", found, expected)
+        return Finding("ok", "disk", setting, expected)
     advice = "Make room: where there is none, batches fail until there is."
-    return Finding("error" if free < 2**26 else "warning", "disk", found, expected, advice)
+    return Finding("error" if free < 2**26 else "warning", "disk", setting, expected, advice)
 
 
 def _file_system(path: str) -> Finding:
@@ -178,7 +178,7 @@ def _file_system(path: str) -> Finding:
         mounts = [line.split()[1:3] for line in _MOUNTS.read_text().splitlines()]
     except OSError:
         return Finding("ok", "file system", "cannot be told on this system", expected)
-    folders = {str(one) for one in Path(path).resolve().parents}
+    folders = {str(folder) for folder in Path(path).resolve().parents}
     kinds = {place.replace("\\040", " "): kind for place, kind in mounts}
     kind = kinds[max((place for place in kinds if place in folders), key=len, default="/")] if kinds else "unknown"
     remote = kind.startswith(_REMOTE)

@@ -54,8 +54,8 @@ class SqliteStore:
         """See `IBackingMap.multi_get`. All keys are read from one snapshot."""
         if not keys:
             return []
-        found = self._database.transaction("BEGIN", lambda db: self._records(db, keys))
-        return found or [None] * len(keys)
+        records = self._database.transaction("BEGIN", lambda db: self._records(db, keys))
+        return records or [None] * len(keys)
 
     def multi_put(self, keys: Sequence[str], values: Sequence[bytes]) -> None:
         """See `IBackingMap.multi_put`. All of them or none."""
@@ -82,25 +82,25 @@ class SqliteStore:
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[_Version] | None:
         def compare_and_set(db: Connection) -> list[_Version] | None:
-            if any(one.store._version(db) != one.expected for one in swaps):
+            if any(swap.store._version(db) != swap.expected for swap in swaps):
                 return None
-            for one in swaps:
-                if len(swaps) > 1 and one.expected is not None and one.expected[0] == one.record:
+            for swap in swaps:
+                if len(swaps) > 1 and swap.expected is not None and swap.expected[0] == swap.record:
                     continue
-                state = one.store._state
-                db.execute("REPLACE INTO mapstate_ledgers VALUES (?, ?, ?, ?, ?, ?)", (state, one.record, *one.fence))
+                state = swap.store._state
+                db.execute("REPLACE INTO mapstate_ledgers VALUES (?, ?, ?, ?, ?, ?)", (state, swap.record, *swap.fence))
                 db.execute("DELETE FROM mapstate_claims WHERE state = ?", (state,))
-            return [(one.record, db.identity) for one in swaps]
+            return [(swap.record, db.identity) for swap in swaps]
 
-        create = any(one.expected is None for one in swaps)
+        create = any(swap.expected is None for swap in swaps)
         return self._database.transaction("BEGIN IMMEDIATE", compare_and_set, create=create)
 
     def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         """See `LedgerReads.multi_get_with_ledger`. One snapshot, so the ledger is the same before and after."""
-        found = self._database.transaction("BEGIN", lambda db: (self._ledger(db), self._records(db, keys)))
-        if found is None:
+        answer = self._database.transaction("BEGIN", lambda db: (self._ledger(db), self._records(db, keys)))
+        if answer is None:
             return None, [None] * len(keys), None
-        ledger, records = found
+        ledger, records = answer
         return ledger, records, ledger
 
     def writer(self, token: FenceToken) -> IBackingMap[str, bytes]:
@@ -188,8 +188,8 @@ class SqliteStore:
         """See `Checkup.checkup`. Reads the whole file."""
         from mapstate.backends.sqlite.operations import judge, verified
 
-        found = self._database.transaction("BEGIN", verified)
-        return [] if found is None else list(judge(self._database.path, self._database.synchronous, *found))
+        problems = self._database.transaction("BEGIN", verified)
+        return [] if problems is None else list(judge(self._database.path, self._database.synchronous, *problems))
 
     def _fenced(self, token: FenceToken, write: Callable[[sqlite3.Connection], None]) -> None:
         """Call ``write`` if ``token`` is the fence, in one transaction. Raises FencedError."""
@@ -224,12 +224,12 @@ class SqliteStore:
         return None if row is None else row[0]
 
     def _records(self, db: sqlite3.Connection, keys: Sequence[str]) -> list[bytes | None]:
-        found: dict[str, bytes] = {}
-        for at in range(0, len(keys), _MAX_VARIABLES):
-            some = keys[at : at + _MAX_VARIABLES]
+        records: dict[str, bytes] = {}
+        for i in range(0, len(keys), _MAX_VARIABLES):
+            some = keys[i : i + _MAX_VARIABLES]
             ask = f"SELECT key, record FROM mapstate_records WHERE state = ? AND key IN ({'?,' * (len(some) - 1)}?)"  # noqa: S608  only question marks
-            found.update(db.execute(ask, (self._state, *some)).fetchall())
-        return list(map(found.get, keys))
+            records.update(db.execute(ask, (self._state, *some)).fetchall())
+        return list(map(records.get, keys))
 
     def _rows(self, keys: Sequence[str], values: Sequence[bytes]) -> list[tuple[str, str, bytes]]:
         """The rows for `_put`, in the order of their keys, which is the order of the file."""
@@ -270,8 +270,8 @@ class _Writer:
             changed = [(record, state, key) for state, key, record in rows]
             db.executemany("UPDATE mapstate_records SET record = ? WHERE state = ? AND key = ?", changed)
             whole = len(gone) - len(gone) % _ROWS_AT_ONCE
-            for at in range(0, whole, _ROWS_AT_ONCE):
-                db.execute(_DELETE_MANY, (state, *gone[at : at + _ROWS_AT_ONCE]))
+            for i in range(0, whole, _ROWS_AT_ONCE):
+                db.execute(_DELETE_MANY, (state, *gone[i : i + _ROWS_AT_ONCE]))
             db.executemany(_DELETE, [(state, key) for key in gone[whole:]])
 
         store._fenced(self._token, rewrite)
@@ -280,6 +280,6 @@ class _Writer:
 def _put(db: sqlite3.Connection, rows: list[tuple[str, str, bytes]]) -> None:
     are_small = max(map(len, map(itemgetter(2), rows)), default=0) <= _MOST_AT_ONCE
     whole = len(rows) - len(rows) % _ROWS_AT_ONCE if are_small else 0
-    for at in range(0, whole, _ROWS_AT_ONCE):
-        db.execute(_PUT_MANY, tuple(chain.from_iterable(rows[at : at + _ROWS_AT_ONCE])))
+    for i in range(0, whole, _ROWS_AT_ONCE):
+        db.execute(_PUT_MANY, tuple(chain.from_iterable(rows[i : i + _ROWS_AT_ONCE])))
     db.executemany(_PUT, rows[whole:])

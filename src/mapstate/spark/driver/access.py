@@ -116,14 +116,14 @@ class ClassicAccess(JvmAccess):
         """
         session = self.frame.sparkSession._jsparkSession
         query_id = self.context.getLocalProperty("sql.streaming.queryId")
-        known = next((one for one in _queries if one.session.equals(session)), None)
+        known = next((query for query in _queries if query.session.equals(session)), None)
         if known is None:  # py4j has None for a query that ends while it lists them
             running = list(map(StartedQuery.of, filter(None, session.sharedState().activeStreamingQueries().values())))
-            known = next((one for one in running if one.session.equals(session)), None)
+            known = next((query for query in running if query.session.equals(session)), None)
             if known is not None:
                 _queries.appendleft(known)
             else:
-                known = next((one for one in running if one.run.query_id == query_id), None)
+                known = next((query for query in running if query.run.query_id == query_id), None)
                 if known is None:
                     query_run.check_by_hand(query_id, self.frame.sparkSession.conf, runs=bool(running))
         if known is not None and query_id not in (None, known.run.query_id):

@@ -43,20 +43,20 @@ class Grouping:
 
         self._origin = access_of(batch_df).origin
         self._fields = fields.fields
-        self.keys = [column_of(key.name).alias(f"key{at}") for at, key in enumerate(keys)]
-        self.places = [F.col(f"key{at}") for at in range(len(keys))]
+        self.keys = [column_of(key.name).alias(f"key{i}") for i, key in enumerate(keys)]
+        self.places = [F.col(f"key{i}") for i in range(len(keys))]
         self.values: list[Column] = []
         self.partials: list[int] | None = None
-        native = [one for one in fields.aggregators if isinstance(one, NativeCombiner)]
+        native = [aggregator for aggregator in fields.aggregators if isinstance(aggregator, NativeCombiner)]
         if len(native) == len(fields.aggregators):  # one that is not sends all of them through Python
-            columns = [one.partials(field.type) for one, field in zip(native, fields.fields, strict=True)]
+            columns = [aggregator.partials(field.type) for aggregator, field in zip(native, fields.fields, strict=True)]
             self.partials = [len(of) for of in columns]
             self.values = [
-                column.alias(f"partial{at}_{part}") for at, of in enumerate(columns) for part, column in enumerate(of)
+                column.alias(f"partial{i}_{part}") for i, of in enumerate(columns) for part, column in enumerate(of)
             ]
             self.values.append(F.count(F.lit(1)).alias("rows"))
         else:
-            self.values = [column_of(name).alias(f"value{at}") for at, name in enumerate(rows_of)]
+            self.values = [column_of(name).alias(f"value{i}") for i, name in enumerate(rows_of)]
         self.is_collected = self.partials is not None
         # Spark hashes 0.0 and -0.0 apart and groups them together, so it would shuffle such rows twice.
         self.may_skip_partial = (

@@ -72,7 +72,7 @@ class BatchDriver:
         batch is not committed, unless it is raised after the commit.
         """
         began = time.monotonic()
-        access = access_of(batch_df)
+        access = access_of(batch_df)  # the batch is `_run`; around it: calls twice for a batch, or batches left out
         run = access.run(self._plan.stream, batch_id)
         calls = self._calls_of(run)
         sets_aside = self._quarantine is not None
@@ -124,7 +124,7 @@ class BatchDriver:
             return
         ledgers, answers = self._begin(batch, upstream_txid)
         done = [answer for answer in answers if isinstance(answer, AlreadyCommitted)]
-        attempts = self._repeat(batch, ledgers, done) if done else [one for one in answers if isinstance(one, Attempt)]
+        attempts = self._repeat(batch, ledgers, done) if done else [new for new in answers if isinstance(new, Attempt)]
         if not attempts:
             return
         with self._evaluated(batch.df) as rows:

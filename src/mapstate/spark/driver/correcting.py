@@ -106,8 +106,8 @@ def correct(
             signed = correctable(job.aggregators, seen.first_fields(fenced=isinstance(store, FencedWrites)))
             job = replace(job, aggregators=signed, columns={**job.columns, SIGN: "int"})
         state = make_driver(Branch(job, make_driver=branch.make_driver))
-        one = _Correction(store, state, id, take_over=take_over)
-        one.check(one.ledger.remember())
+        correction = _Correction(store, state, id, take_over=take_over)
+        correction.check(correction.ledger.remember())
         if not access_of(df).is_local():
             check_executors(df, [branch])
         with _given(df, add, retract) as rows:
@@ -116,7 +116,7 @@ def correct(
             # The checks and the attempt are of the same rows, also where a step does not give the same twice.
             computed = _computed(taken) if branch.steps else nullcontext(taken)
             with computed as frame, closing(_Opened(state)):
-                return one.run(frame, digest, RetryPolicy([job.spec], access_of(df).may_go_on))
+                return correction.run(frame, digest, RetryPolicy([job.spec], access_of(df).may_go_on))
 
 
 class _Correction:
@@ -307,13 +307,13 @@ def _check_columns(state: str, df: DataFrame, given: Sequence[DataFrame]) -> Non
                 "Nothing was written. Give newStream a DataFrame without it, or with its to_json."
             )
     for frame in given:
-        found = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+        types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
         for field in df.schema.fields:
-            if found.get(field.name) != field.dataType.simpleString():
+            if types.get(field.name) != field.dataType.simpleString():
                 raise ConfigurationError(
                     f"the rows of a correction of {state!r} need the columns of the stream, as it was given to "
                     f"newStream: {field.name} {field.dataType.simpleString()}. They have "
-                    f"{found.get(field.name, 'none')} there. Nothing was written."
+                    f"{types.get(field.name, 'none')} there. Nothing was written."
                 )
 
 
@@ -375,6 +375,6 @@ def _digest_of(rows: DataFrame) -> str:
     nulls = [column_of(name).isNull() for name, _ in fields]  # a hash passes over nulls
     values = [text_of(name, kind) for name, kind in fields]
     sums = [F.sum(F.xxhash64(F.lit(seed), *nulls, *values).cast("decimal(38,0)")) for seed in (1, 2)]
-    (found,) = rows.agg(F.count(F.lit(1)), *sums).collect()
-    text = ",".join(map(str, [*(name for name, _ in fields), *found]))
+    (digest,) = rows.agg(F.count(F.lit(1)), *sums).collect()
+    text = ",".join(map(str, [*(name for name, _ in fields), *digest]))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

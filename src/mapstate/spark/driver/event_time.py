@@ -100,16 +100,16 @@ class TimedState(StateDriver):
             jump=self._jump,
         )
 
-    def _inputs(self, record: LedgerRecord, found: Sequence[WindowReport]) -> dict[str, Input]:
+    def _inputs(self, record: LedgerRecord, reports: Sequence[WindowReport]) -> dict[str, Input]:
         """What is known of each input after the batch."""
         last, names = record.last_windows() or WindowCommit(), self.windows.inputs
         known = {name: last.inputs.get(name, Input()) for name in names}
-        times = [[stretch for report in found for stretch in report.latest[at]] for at in range(len(names))]
+        times = [[stretch for report in reports for stretch in report.latest[i]] for i in range(len(names))]
         mark = max(last.watermark, self.least(record))
         marked = mark if mark == NEVER else mark + self.windows.definition.behind
-        before = max(marked, *(own.latest for own in known.values()))
+        before = max(marked, *(clock.latest for clock in known.values()))
         limit = latest_without_hole(itertools.chain(*times), before, self._hole)
-        beyond = [end for own in times for _, end, _ in own if end > limit]
+        beyond = [end for seen in times for _, end, _ in seen if end > limit]
         if beyond:
             _log.warning(
                 "state %s: times up to %d move no watermark, because no row is within ahead= of the latest one, %d. If "
@@ -117,10 +117,10 @@ class TimedState(StateDriver):
                 *(self.spec.state, max(beyond), limit),
             )
         after = {}
-        for at, (name, own) in enumerate(known.items()):
-            latest = max((end for _, end, _ in times[at] if end <= limit), default=None)
-            paused = Input(own.latest, own.at and own.at + self._pause)  # in which the clock may have jumped
-            after[name] = paused.noted(latest, self._now, has_rows=any(report.has_rows[at] for report in found))
+        for i, (name, clock) in enumerate(known.items()):
+            latest = max((end for _, end, _ in times[i] if end <= limit), default=None)
+            paused = Input(clock.latest, clock.at and clock.at + self._pause)  # in which the clock may have jumped
+            after[name] = paused.noted(latest, self._now, has_rows=any(report.has_rows[i] for report in reports))
         return after
 
     def _read_clock(self, record: LedgerRecord) -> None:
@@ -135,7 +135,7 @@ class TimedState(StateDriver):
         expected, most = self._now + ticks - self._ticks, _DRIFT
         is_first = record.last_txid == self._opened_at
         if is_first:
-            known = last.clock or max((own.at for own in last.inputs.values()), default=0)
+            known = last.clock or max((seen.at for seen in last.inputs.values()), default=0)
             known = max(known, self.least(record)) if windows.by_clock else known
             expected = known if known and (windows.by_clock or windows.idle is not None) else wall
             most = _MOST_PAUSE

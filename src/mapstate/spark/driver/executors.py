@@ -64,8 +64,8 @@ def check_executors(batch_df: DataFrame, branches: Iterable[Branch]) -> None:
         return
     parts = [(branch.job.spec, dict(branch.job.aggregators)) for branch in needed]
     probe = _probe(dumps(parts))  # type: ignore[no-untyped-call]
-    found = [_Found(*json.loads(answer)) for answer in access_of(batch_df).on_executors(probe)]
-    unfit = [one for one in found if one.version != VERSION or one.error is not None]
+    answers = [_Found(*json.loads(answer)) for answer in access_of(batch_df).on_executors(probe)]
+    unfit = [answer for answer in answers if answer.version != VERSION or answer.error is not None]
     if not unfit:
         return
     first = unfit[0]

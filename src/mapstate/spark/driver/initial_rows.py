@@ -85,13 +85,13 @@ class StartsAt:
             given = json.loads(given) if isinstance(given, str) else json.loads(json.dumps(given))
         except (TypeError, ValueError):
             given = None
-        found = by_partition(given) if isinstance(given, dict) else None
-        if not found or min(found.values()) < 0:
+        partitions = by_partition(given) if isinstance(given, dict) else None
+        if not partitions or min(partitions.values()) < 0:
             raise ConfigurationError(
                 'StartsAt has offsets of at least 0 by topic and partition, {"visits": {"0": 4711}}, not '
                 f"{shown(self.offsets)}"
             )
-        return found
+        return partitions
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,20 +116,20 @@ class InitialRows:
                 f"the initialRows of {stream!r} are rows of a table or a file in front of a stream of classic "
                 "PySpark's: give InitialRows a batch DataFrame, spark.read, and newStream a streaming one"
             )
-        found = {field.name: field.dataType.simpleString() for field in self.rows.schema.fields}
+        kinds = {field.name: field.dataType.simpleString() for field in self.rows.schema.fields}
         for field in df.schema.fields:
-            if found.get(field.name) != field.dataType.simpleString():
+            if kinds.get(field.name) != field.dataType.simpleString():
                 raise ConfigurationError(
                     f"the initialRows of {stream!r} need the columns of the stream: {field.name} "
-                    f"{field.dataType.simpleString()}. They have {found.get(field.name, 'none')} there"
+                    f"{field.dataType.simpleString()}. They have {kinds.get(field.name, 'none')} there"
                 )
         if isinstance(self.ends, StartsAt):
             self.ends.named()
             return
         for name, (what, types) in zip(self.ends.names(), PLACES, strict=True):
-            if found.get(name) not in types:
+            if kinds.get(name) not in types:
                 raise ConfigurationError(
-                    f"the initialRows of {stream!r} have {found.get(name, 'none')} as {name}, and a {what} is "
+                    f"the initialRows of {stream!r} have {kinds.get(name, 'none')} as {name}, and a {what} is "
                     f"{' or '.join(types)}"
                 )
 
@@ -174,7 +174,7 @@ class Cut:
             return
         check_meets(self._starts, held, ends.holes, lambda partition, at: self._first_hole(ends, partition, at))
         self._seen = held
-        rows = sum(found.rows for found in held.values())
+        rows = sum(partition.rows for partition in held.values())
         _log.info("%d rows of history are below the start of the stream, %s", rows, self._starts)
 
     def joined(self, df: DataFrame) -> DataFrame:

@@ -50,7 +50,7 @@ class JvmAccess(ABC):
     def first_batch(self) -> int:
         """The first batch of the present run of which Spark still knows; of a streaming query only."""
         done = self._execution.recentProgress()
-        return min((int(one.batchId()) for one in done), default=sys.maxsize)
+        return min((int(event.batchId()) for event in done), default=sys.maxsize)
 
     def may_go_on(self) -> bool:
         """False once somebody has stopped the query: jobs that failed since were cancelled."""
@@ -79,7 +79,7 @@ class JvmAccess(ABC):
     def file_sources(self) -> list[SourceLog | None]:
         """In the order of the offsets, None for another source; the same in all of a run. Empty if nobody can tell."""
         sources = self._execution.sources()
-        return [_source_log(sources.apply(at)) for at in range(sources.size())]
+        return [_source_log(sources.apply(i)) for i in range(sources.size())]
 
     def filters(self) -> tuple[str, ...]:
         """What `FILTER` finds in the plan of the query that calls; the same in all of a run."""
@@ -87,20 +87,22 @@ class JvmAccess(ABC):
 
     def initial(self, count: int) -> list[str | None]:  # noqa: ARG002  Spark knows
         """Where the first batch starts in each of ``count`` sources: what a source has written down, or None."""
-        sources, found = self._execution.sources(), list[str | None]()
-        for at in range(sources.size()):
+        sources, offsets = self._execution.sources(), list[str | None]()
+        for i in range(sources.size()):
             try:
-                found.append(str(sources.apply(at).initialOffset().json()))
+                offsets.append(str(sources.apply(i).initialOffset().json()))
             except Exception:  # noqa: BLE001  a source of the older kind, which starts with all that it has
-                found.append(None)
-        return found
+                offsets.append(None)
+        return offsets
 
     def progress(self) -> tuple[list[str | None], list[str | None]]:
         """Where the present batch starts and ends in each source, where the log cannot be read."""
         query = self._execution
-        every = [query.sources().apply(at) for at in range(query.sources().size())]
-        known = ([of.get(one) for one in every] for of in (query.committedOffsets(), query.availableOffsets()))
-        start, end = ([str(one.get().json()) if one.isDefined() else None for one in offsets] for offsets in known)
+        every = [query.sources().apply(i) for i in range(query.sources().size())]
+        known = ([of.get(sources) for sources in every] for of in (query.committedOffsets(), query.availableOffsets()))
+        start, end = (
+            [str(offset.get().json()) if offset.isDefined() else None for offset in offsets] for offsets in known
+        )
         return start, end
 
     def is_local(self) -> bool:

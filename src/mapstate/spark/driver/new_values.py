@@ -48,7 +48,7 @@ def read_back(
     """
     schema = new_values_type(batch_df, ledger.keys, fields, old=old)
     batches: list[pa.RecordBatch] = []
-    found = 0
+    read = 0
     if commit is not None and spec.type != "non-transactional":
         store: Any = spec.open()
         can_scan = isinstance(store, Scan)
@@ -64,15 +64,15 @@ def read_back(
         pages = record_pages(store, _PAGE)
         for texts, records, _ in all_records(pages, store.multi_get, ledger.fields, codec.loads):
             pairs = zip(texts, records, strict=True)
-            own = {text: one for text, one in pairs if one is not None and one[0] == commit.txid}
+            written = {text: record for text, record in pairs if record is not None and record[0] == commit.txid}
             if ledger.windows is not None:  # a purge leaves such records, and no key of a window has no value
-                own = {text: one for text, one in own.items() if one[1] is not None}
-            fresh = {text: one for text, one in own.items() if text not in seen}
+                written = {text: record for text, record in written.items() if record[1] is not None}
+            fresh = {text: record for text, record in written.items() if text not in seen}
             seen.update(fresh)
             if fresh:
                 batches.append(_page(schema, keys, fields, fresh, old=old))
-        found = len(seen)
-    missing = 0 if commit is None else commit.keys - found
+        read = len(seen)
+    missing = 0 if commit is None else commit.keys - read
     return new_values_frame(batch_df, schema, batches), missing
 
 
@@ -82,11 +82,11 @@ def _page(
     """New values by key text, as tasks give them out."""
     arrow = arrow_schema(schema)
     rows = [
-        [*keys.decode(text), *fields.shown(one[1]), *(fields.with_presence(one[1], one[2]) if old else ())]
-        for text, one in records.items()
+        [*keys.decode(text), *fields.shown(record[1]), *(fields.with_presence(record[1], record[2]) if old else ())]
+        for text, record in records.items()
     ]
     columns = list(zip(*rows, strict=True))
-    arrays = [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns)]
+    arrays = [pa.array(column, arrow.field(i).type) for i, column in enumerate(columns)]
     return pa.RecordBatch.from_arrays([*arrays, pa.nulls(len(rows), pa.string())], schema=arrow)
 
 
@@ -101,7 +101,7 @@ def new_values_type(batch_df: DataFrame, keys: Sequence[KeyField], fields: Field
     shown = shown_types(fields)
     columns += [StructField(name, kind) for name, kind in shown.items()]
     if old:
-        columns += [StructField(f"{OLD_COLUMN}{at}", kind) for at, kind in enumerate(shown.values())]
+        columns += [StructField(f"{OLD_COLUMN}{i}", kind) for i, kind in enumerate(shown.values())]
         columns += [StructField(WAS_THERE, BooleanType()), StructField(IS_THERE, BooleanType())]
     return StructType([*columns, StructField(REPORT_COLUMN, StringType())])
 

@@ -66,9 +66,9 @@ class PlannedBatches:
         try:
             entries, old = json.loads(self.plan.end), json.loads((before and before.offsets) or "[]")
             same_log = before is not None and before.owner == owner
-            for at, source in enumerate(self._sources_of(access, entries)):
-                known = known_files(old, at, source, same_log=same_log)
-                entries[at] = with_files(entries[at], source, known, access.text)
+            for i, source in enumerate(self._sources_of(access, entries)):
+                known = known_files(old, i, source, same_log=same_log)
+                entries[i] = with_files(entries[i], source, known, access.text)
             return json.dumps(entries, separators=(",", ":"))
         except Exception as error:  # noqa: BLE001  whatever another Spark raises, the batch counts
             _log.debug("the files that end at %s are not known: %s", self.plan.end, error)
@@ -137,7 +137,7 @@ def _logged(text: str) -> tuple[int, Any]:
         named = dict(line.partition(":")[::2] for line in lines)
         if set(named) != set(map(str, range(len(named)))):
             return planned_at, {name: _parsed(line) for name, line in named.items()}
-        lines = [named[str(at)] for at in range(len(named))]
+        lines = [named[str(i)] for i in range(len(named))]
     elif version != "v1":
         raise ValueError(f"an offset log of form {version}")
     return planned_at, list(map(_parsed, lines))
@@ -198,7 +198,7 @@ def _files(text: Callable[[str], str], source: SourceLog, start: int, end: int) 
 
     Every so often an entry holds all before it, too, in their order, and is called ``.compact``.
     """
-    found = []
+    files = []
     while end >= start:
         try:
             lines, end = text(f"{source.place}/{end}"), end - 1
@@ -209,15 +209,15 @@ def _files(text: Callable[[str], str], source: SourceLog, start: int, end: int) 
             file, end_of_line = json.loads(lines[start_of_line:end_of_line]), start_of_line
             if file["batchId"] < start:
                 break
-            found.append((NO_HOST.sub(r"\1/", file["path"]), file["timestamp"]))
-    return found
+            files.append((NO_HOST.sub(r"\1/", file["path"]), file["timestamp"]))
+    return files
 
 
 def _is_of_files(entry: Any) -> bool:
     return isinstance(entry, dict) and set(entry) == {"logOffset"}
 
 
-def _is_same(one: str, other: str) -> bool:
+def _is_same(offset: str, other: str) -> bool:
     """Whether two names are of one source; Spark Connect has a path as it was given, mostly without its store."""
-    paths = [_STORE.sub("[/", name) for name in (one, other)]
-    return one == other or (paths[0] == paths[1] and (one in paths or other in paths))
+    paths = [_STORE.sub("[/", name) for name in (offset, other)]
+    return offset == other or (paths[0] == paths[1] and (offset in paths or other in paths))

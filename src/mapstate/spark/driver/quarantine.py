@@ -52,9 +52,9 @@ class Quarantine:
         that were not there at the last `list_kept` are of a driver that has taken over since, and stay. So do
         directories, into which another driver may be writing, and files without rows. Driver, as a run has begun.
         """
-        for found, files in self._found.items():
-            if found >= batch_id:
-                folder = _at(batch_df, self.place(query_id, found))
+        for place, files in self._found.items():
+            if place >= batch_id:
+                folder = _at(batch_df, self.place(query_id, place))
                 for name in files:
                     folder.delete(name)
         self._found = {}
@@ -72,8 +72,8 @@ class Quarantine:
 
 def _kept_at(batch_df: DataFrame, place: str) -> list[str]:
     """The names of the files with rows. Those that begin with _ or a dot are Spark's own, which it does not read."""
-    found = _at(batch_df, place).listed().items()
-    return [name for name, is_directory in found if not (is_directory or name[0] in "_.")]
+    listed = _at(batch_df, place).listed().items()
+    return [name for name, is_directory in listed if not (is_directory or name[0] in "_.")]
 
 
 def _at(frame: DataFrame, place: str) -> _HadoopFolder | Folder:
@@ -97,12 +97,12 @@ class _HadoopFolder:
         from py4j.protocol import Py4JJavaError
 
         try:
-            found = self._system.listStatus(self._path)
+            statuses = self._system.listStatus(self._path)
         except Py4JJavaError as error:
             if "FileNotFoundException" in str(error.java_exception.getClass()):
                 return {}  # another driver may have removed it since it was listed
             raise
-        return {str(one.getPath().getName()): bool(one.isDirectory()) for one in found}
+        return {str(status.getPath().getName()): bool(status.isDirectory()) for status in statuses}
 
     def delete(self, name: str) -> None:
         self._system.delete(self._path_of(self._path, name), False)

@@ -57,8 +57,8 @@ def check_plan(plan: Any, output_mode: str) -> None:
             "docs/guarantees.md#rows-are-increments"
         )
     children = plan.children()
-    for at in range(children.size()):
-        check_plan(children.apply(at), output_mode)
+    for i in range(children.size()):
+        check_plan(children.apply(i), output_mode)
 
 
 FILTER = re.compile(f"{FILTER_NAME}([0-9a-f]{{16}})")

@@ -122,10 +122,10 @@ class Repeat:
         Counts the rows of each branch. Fewer rows do not matter: those that count did come.
         """
         with frames.evaluated(self.df, max_attempts) as rows, frames.of_branches(rows, self.batch_id) as sent:
-            found = [frame.count() if known is None else known for frame, known in sent]
+            counts = [frame.count() if known is None else known for frame, known in sent]
         return any(
             done is not None and not done.is_part and rows_now > done.rows
-            for done, rows_now in zip(self.commits, found, strict=True)
+            for done, rows_now in zip(self.commits, counts, strict=True)
         )
 
     @property
@@ -259,7 +259,7 @@ def branches_of(plan: StreamPlan) -> Iterator[Branch]:
 
 
 def _followers(functions: Iterable[Downstream | Follower]) -> list[Branch]:
-    return [one.branch for one in functions if isinstance(one, Follower) and one.branch is not None]
+    return [function.branch for function in functions if isinstance(function, Follower) and function.branch is not None]
 
 
 def give_up(ledgers: Ledgers, error: BaseException) -> None:

@@ -100,13 +100,13 @@ class RollingState(TimedState):
 
     def window_commit(self, record: LedgerRecord, found: Sequence[WindowReport]) -> WindowCommit:
         """See `TimedState.window_commit`; then the times of rows that count, and the latest one."""
-        newest = [one.newest for one in found if one.newest is not None]
-        beyond = [one.beyond for one in found if one.beyond is not None]
+        newest = [report.newest for report in found if report.newest is not None]
+        beyond = [report.beyond for report in found if report.beyond is not None]
         if beyond:
             _log.warning(
                 "state %s: rows with times up to %s are set aside: that is more than ahead= beyond the driver's clock, "
                 "%s. lateStream() has them. If the clock is slow, set it right: a row that is set aside never counts.",
-                *(self.spec.state, *(time_text(one, "timestamp") for one in (max(beyond), self.near))),
+                *(self.spec.state, *(time_text(time, "timestamp") for time in (max(beyond), self.near))),
             )
         last = (record.last_windows() or WindowCommit()).newest
         return msgspec.structs.replace(

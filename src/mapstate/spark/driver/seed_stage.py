@@ -143,10 +143,10 @@ class StateSeed:
             return
         frame = through(self.state.branch.steps, self._df, 0).select(*map(column_of, self._settings.positions))
         for field, (what, types) in zip(frame.schema.fields, PLACES, strict=True):
-            if (found := field.dataType.simpleString()) not in types:
+            if (actual := field.dataType.simpleString()) not in types:
                 raise ConfigurationError(
-                    f"positions are the columns of topic, partition and offset, and {field.name} {found} is no {what}: "
-                    f"that is {' or '.join(types)}. Nothing was written."
+                    f"positions are the columns of topic, partition and offset, and {field.name} {actual} is no {what}"
+                    f": that is {' or '.join(types)}. Nothing was written."
                 )
 
     def _marked(self, frame: DataFrame, forgotten: ForgottenRows) -> DataFrame:
@@ -213,8 +213,8 @@ class StateSeed:
 
     def _files(self, name: str, schema: Any) -> list[str]:
         """The files of a stage, in order. Raises Spark's error where there is none."""
-        found = self._df.sparkSession.read.schema(schema).parquet(f"{self._root}/{name}").inputFiles()
-        return sorted(f"{self._root}/{name}/{file.rpartition('/')[2]}" for file in found)
+        files = self._df.sparkSession.read.schema(schema).parquet(f"{self._root}/{name}").inputFiles()
+        return sorted(f"{self._root}/{name}/{file.rpartition('/')[2]}" for file in files)
 
     def _of_bucket(self, at: int, buckets: int) -> list[str]:
         """The files of a bucket: each has whole partitions by key."""
@@ -240,8 +240,8 @@ class StateSeed:
 
     def _copy_list(self, forgotten: ForgottenRows, record: LedgerRecord, attempt: Attempt) -> None:
         """Writes the list of the other version, whose rows this state never counts."""
-        known, at = enumerate(self.entries), now()
-        entries = {number: forgotten.copied(entry, record.owner, attempt.txid, at) for number, entry in known}
+        known, i = enumerate(self.entries), now()
+        entries = {number: forgotten.copied(entry, record.owner, attempt.txid, i) for number, entry in known}
         with opened(self.state.spec.backend, self.state.name) as store, writer_of(store, attempt.token) as writer:
             write_entries(writer, record, attempt, entries)
 
@@ -312,7 +312,7 @@ class _Marking:
         out = self._forgotten.of(texts, [*map(Place._make, zip(*columns, strict=True))] if columns else None)
         kept = batch
         if any(out):
-            kept = batch.take(pa.array([None if is_out else at for at, is_out in enumerate(out)], pa.int32()))
+            kept = batch.take(pa.array([None if is_out else i for i, is_out in enumerate(out)], pa.int32()))
         return pa.RecordBatch.from_arrays([*kept.columns, pa.array(out, pa.bool_())], [*batch.schema.names, _FORGOTTEN])
 
 

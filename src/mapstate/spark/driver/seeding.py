@@ -109,12 +109,15 @@ def why_not_apart(plan: StreamPlan) -> Iterator[tuple[str, str]]:
     for branch in plan.branches:
         job, functions = branch.job, [*branch.downstream, *branch.fired]
         definition = None if job.windows is None else job.windows.definition
-        counts_windows = any(isinstance(one, CountWindows) for one in job.aggregators.values())
+        counts_windows = any(isinstance(aggregator, CountWindows) for aggregator in job.aggregators.values())
         for why, is_so in (
             ("it is non-transactional", job.spec.type == "non-transactional"),
             ("it has windows by number of rows", counts_windows),
             ("its windows go by the clock", definition is not None and definition.by_clock),
-            ("another state follows it", any(isinstance(one, Follower) and one.branch for one in functions)),
+            (
+                "another state follows it",
+                any(isinstance(function, Follower) and function.branch for function in functions),
+            ),
             ("functions or states of your own get the same batches", bool(plan.after_commit)),
         ):
             if is_so:
@@ -192,9 +195,9 @@ class Seeding:
             self._requests.ask(lambda: ledgers.open_seeds(digests, listed=listed, initial=self._cut is not None))
             if not self._found(ledgers.records):
                 self._patiently(partial(self._made, ledgers, digests))
-            for at, (seed, held) in enumerate(zip(seeds, ledgers.ledgers, strict=True)):
+            for i, (seed, held) in enumerate(zip(seeds, ledgers.ledgers, strict=True)):
                 while (known := held.record.seed) is not None and not known.is_loaded:
-                    self._patiently(partial(seed.bucket, ledgers, at, self._requests))
+                    self._patiently(partial(seed.bucket, ledgers, i, self._requests))
                     self._say(held.record)
             done = Commit(batch_id=0, txid=0, owner=owner, at=now(), run=self._run.run_id, offsets=offsets)
             self._requests.ask(lambda: ledgers.end(plan, [done] * len(seeds)))
@@ -244,9 +247,9 @@ class Seeding:
 
         self._read(write, ledgers.records)
         self._check_cut(again=True)
-        for at, stage in enumerate(stages):
-            self._requests.ask(partial(ledgers.staged, at, stage.name, windows=stage.windows, **stage.sizes))
-            self._say(ledgers.records[at])
+        for i, stage in enumerate(stages):
+            self._requests.ask(partial(ledgers.staged, i, stage.name, windows=stage.windows, **stage.sizes))
+            self._say(ledgers.records[i])
 
     def _read(self, use: Callable[[StateSeed, int, DataFrame], None], records: Sequence[LedgerRecord]) -> None:
         """Computes the rows of batch 0, once for all states, and has each state's used: nothing of it is read again."""
@@ -256,8 +259,8 @@ class Seeding:
             seed.state.set_batch(with_windows(record, None))  # steps of others may ask what is late
         df = self._df if self._cut is None else self._cut.joined(self._df)
         with frames.evaluated(df, most) as rows, frames.of_branches(rows, 0) as sent:
-            for at, (seed, (frame, _)) in enumerate(zip(self._seeds, sent, strict=True)):
-                use(seed, at, frame)
+            for i, (seed, (frame, _)) in enumerate(zip(self._seeds, sent, strict=True)):
+                use(seed, i, frame)
 
     def _check_cut(self, *, again: bool = False) -> None:
         """Check that the initial rows meet the stream: before anything is written, and again when they are staged."""

@@ -46,11 +46,11 @@ class SessionState(WindowedState):
         in_order = Window.partitionBy(*keys).orderBy(first, last)
         before = F.max(last).over(in_order.rowsBetween(Window.unboundedPreceding, -1))
         gap = windows.definition.length  # no ledger of a seed has sessions that are `apart`
-        found = staged.withColumn(begins, F.when(first - before > gap, 1).otherwise(0))
-        found = found.withColumn(session, F.sum(begins).over(in_order))
-        found = found.withColumn(end, F.max(last).over(Window.partitionBy(*keys, session)) + gap)
+        rows = staged.withColumn(begins, F.when(first - before > gap, 1).otherwise(0))
+        rows = rows.withColumn(session, F.sum(begins).over(in_order))
+        rows = rows.withColumn(end, F.max(last).over(Window.partitionBy(*keys, session)) + gap)
         over = f"key0 is not null and {end} <= {windows.purged}L"  # a key that is null is among rows of no session
-        return found.where(f"not ({over})").drop(begins, session, end)
+        return rows.where(f"not ({over})").drop(begins, session, end)
 
     def _first_and_last(self, grouping: Grouping, record: LedgerRecord) -> tuple[Column, Column]:
         """The times of staged rows, in units."""

@@ -79,10 +79,10 @@ class StateDriver:
 
     def check_columns(self, frame: DataFrame) -> None:
         """Raises StateSchemaError unless the rows have the columns that the job was made for."""
-        found = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
+        types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
         for name, expected in self.job.columns.items():
-            if found.get(name) != expected:
-                raise other_column(self.name, name, found.get(name), expected)
+            if types.get(name) != expected:
+                raise other_column(self.name, name, types.get(name), expected)
 
     def set_batch(self, record: LedgerRecord, done: AlreadyCommitted | None = None) -> None:
         """The present batch has begun, or it is ``done`` already. For states with windows, which say what is late."""

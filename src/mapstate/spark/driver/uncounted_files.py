@@ -130,7 +130,9 @@ def _kafka_bounds(frame: DataFrame) -> list[tuple[str, str] | None]:
                 stream.stop()
 
     streams = [leaf for leaf in map(leaves.apply, range(leaves.size())) if leaf.isStreaming()]
-    return [(offsets(one, "earliest"), offsets(one, "latest")) if _is_of_kafka(one) else None for one in streams]
+    return [
+        (offsets(stream, "earliest"), offsets(stream, "latest")) if _is_of_kafka(stream) else None for stream in streams
+    ]
 
 
 def _is_of_kafka(relation: Any) -> bool:

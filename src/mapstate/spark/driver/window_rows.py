@@ -56,8 +56,8 @@ class LateRows:
 def beside_of(windows: Windows) -> dict[str, bool]:
     """The names of the columns beside the partials, and whether one is summed: else its greatest value counts."""
     panes, count = _panes(windows), len(windows.inputs)
-    names = [f"{BESIDE}{at}" for at in range(count + (panes is None or panes.has_gaps))]
-    return {name: panes is not None and at == count for at, name in enumerate(names)}
+    names = [f"{BESIDE}{i}" for i in range(count + (panes is None or panes.has_gaps))]
+    return {name: panes is not None and i == count for i, name in enumerate(names)}
 
 
 def _panes(windows: Windows) -> Panes | None:
@@ -88,7 +88,7 @@ def with_tiles(
     """The rows with their tile in the column `TILE`, null for a row that is set aside, and the columns beside.
 
     ``record`` is the ledger's, whose horizon says which tiles there are; ``taken`` the times of rows that count.
-    ``read`` are as of `with_panes`.
+    ``read``: see `with_panes`.
     """
     kept = record.definition
     unit = f"(({_TIME} - {kept.offset}L - pmod({_TIME} - {kept.offset}L, {kept.unit}L)) div {kept.unit}L)"
@@ -129,7 +129,7 @@ def _placed(
         "*",
         F.expr(time).alias(_TIME),
         F.expr(place).alias(_PLACE),
-        *(column.alias(own) for column, own in zip([*marks, *map(F.expr, beside)], beside_of(windows), strict=True)),
+        *(column.alias(name) for column, name in zip([*marks, *map(F.expr, beside)], beside_of(windows), strict=True)),
     )
     columns = {name: F.expr(text) for name, text in shown.items()}
     columns |= {name: F.expr(f"case when {_PLACE} is not null then {_quoted(name)} end") for name in read}

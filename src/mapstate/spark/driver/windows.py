@@ -134,14 +134,14 @@ class WindowedState(TimedState):
         self, reports: Sequence[TaskReport], record: LedgerRecord, attempt: Attempt, frame: DataFrame
     ) -> tuple[WindowCommit, PaneChange]:
         """What the commit says of windows, and what the attempt did to panes. Purges what is due."""
-        found = window_reports(reports)
-        commit = self.window_commit(record, found)
-        return commit, self._changed(reports, found, record, attempt, frame)
+        of_windows = window_reports(reports)
+        commit = self.window_commit(record, of_windows)
+        return commit, self._changed(reports, of_windows, record, attempt, frame)
 
     def _changed(
         self,
         reports: Sequence[TaskReport],
-        found: Sequence[WindowReport],
+        of_windows: Sequence[WindowReport],
         record: LedgerRecord,
         attempt: Attempt,
         frame: DataFrame | None = None,
@@ -152,7 +152,7 @@ class WindowedState(TimedState):
             panes = PanePages(record.state, windows_of_ledger(record), reads.index)
             most = _MOST_PURGED + sum(report.keys for report in reports)
             purged = [] if frame is None else self._purge(task, panes, reads, frame, most)
-            written = {pane for report in found for pane in report.panes}
+            written = {pane for report in of_windows for pane in report.panes}
             width = max((report.partition + 1 for report in reports if report.keys), default=0)
             change, pages = panes.changed(PaneChange(written, purged, width))
         if pages:
@@ -256,7 +256,7 @@ def _spread(frame: DataFrame, rows: Sequence[Sequence[Any]], schema: str) -> Dat
     """Rows that the driver holds, over the executors. As rows of Python they would go through a task of their own."""
     of_spark: StructType = calls().from_ddl(schema)
     form = arrow_schema(of_spark)
-    columns = [pa.array([row[at] for row in rows], kind) for at, kind in enumerate(form.types)]
+    columns = [pa.array([row[i] for row in rows], kind) for i, kind in enumerate(form.types)]
     # Spark would take what tasks make of the rows to be as small as these, and broadcast it in a join.
     share = -(-len(rows) // access_of(frame).parallelism()) or 1
     return arrow_frame(frame, of_spark, [pa.RecordBatch.from_arrays(columns, schema=form)], rows_of_task=share)

@@ -29,7 +29,9 @@ class FinishTask:
     def __init__(
         self, native: list[NativeCombiner], fields: list[Field], keys: int, widths: list[int], out: pa.Schema
     ) -> None:
-        self._fields = Fields(fields, {field.name: one for field, one in zip(fields, native, strict=True)})
+        self._fields = Fields(
+            fields, {field.name: aggregator for field, aggregator in zip(fields, native, strict=True)}
+        )
         self._keys = keys
         self._widths = widths
         self._out = out
@@ -37,10 +39,10 @@ class FinishTask:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             columns = [arrow_to_python(column, "a partial aggregate") for column in batch.columns[self._keys :]]
-            at, per_field = 0, []
+            i, per_field = 0, []
             for width in self._widths:
-                per_field.append(columns[at : at + width])
-                at += width
+                per_field.append(columns[i : i + width])
+                i += width
             partials = self._fields.from_columns(per_field)
             values = self._fields.combine_all([None] * len(partials), partials)
             shown = [
@@ -49,26 +51,28 @@ class FinishTask:
             ]
             if None in shown:
                 continue  # the one row of an empty batch
-            arrays = [column.cast(self._out.field(at).type) for at, column in enumerate(batch.columns[: self._keys])]
+            arrays = [column.cast(self._out.field(i).type) for i, column in enumerate(batch.columns[: self._keys])]
             for place, column in enumerate(zip(*shown, strict=True), self._keys):
                 arrays.append(pa.array(column, self._out.field(place).type))
             yield pa.RecordBatch.from_arrays(arrays, schema=self._out)
 
 
 def _of_nothing(fields: Fields) -> list[Any] | None:
-    values = [_nothing(one, field.type) for one, field in zip(fields.aggregators, fields.fields, strict=True)]
+    values = [
+        _nothing(aggregator, field.type) for aggregator, field in zip(fields.aggregators, fields.fields, strict=True)
+    ]
     return None if None in values else values
 
 
-def _nothing(one: Aggregator, value_type: str) -> Any:
-    if isinstance(one, Sum):
+def _nothing(aggregator: Aggregator, value_type: str) -> Any:
+    if isinstance(aggregator, Sum):
         return 0.0 if value_type == "double" else 0 if value_type == "bigint" else Decimal(0)
-    if isinstance(one, NativeCombiner) and not isinstance(one, Count):
+    if isinstance(aggregator, NativeCombiner) and not isinstance(aggregator, Count):
         return None
-    zero: Any = one.zero() if isinstance(one, CombinerAggregator) else getattr(one, "init")()  # noqa: B009
+    zero: Any = aggregator.zero() if isinstance(aggregator, CombinerAggregator) else getattr(aggregator, "init")()  # noqa: B009
     if zero is None:
         return None
-    return in_column(one.result(zero), one.result_type(value_type))
+    return in_column(aggregator.result(zero), aggregator.result_type(value_type))
 
 
 class FoldTask:
@@ -99,7 +103,7 @@ class FoldTask:
             columns = columns_to_python(batch.columns, names)
             places = [names.index(key) for key in self._keys]
             for values in zip(*columns, strict=True):
-                key = tuple(values[at] for at in places)
+                key = tuple(values[i] for i in places)
                 if group is None or not same_key(group.key, key):
                     if group is not None:
                         done += group.emitted()
@@ -117,13 +121,13 @@ class FoldTask:
 
     def _group(self, key: tuple[Any, ...]) -> _Group:
         links = zip(self._links, self._widths, strict=True)
-        made = [_Link(one, self._types.get(name, ""), width, self._batch_id) for (name, one), width in links]
+        made = [_Link(link, self._types.get(name, ""), width, self._batch_id) for (name, link), width in links]
         # Spark groups by 0.0, though the first row may have -0.0.
         return _Group(tuple(part + 0.0 if type(part) is float else part for part in key), made)
 
     def _given(self, rows: list[tuple[Any, ...]]) -> pa.RecordBatch:
         columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, self._out.field(at).type) for at, column in enumerate(columns)]
+        arrays = [pa.array(column, self._out.field(i).type) for i, column in enumerate(columns)]
         return pa.RecordBatch.from_arrays(arrays, schema=self._out)
 
 
@@ -167,19 +171,21 @@ class _Link:
             self._folding.settle(None)
 
     def emitted(self) -> list[tuple[Any, ...]]:
-        one = self._one
-        if isinstance(one, BatchAggregator):
-            one.complete(self._value, self._collector)
+        aggregator = self._one
+        if isinstance(aggregator, BatchAggregator):
+            aggregator.complete(self._value, self._collector)
             for values in self._collector.emitted:
                 if len(values) != self._width:
-                    raise UsageError(f"{type(one).__name__} emitted {len(values)} values, its output is {one.output!r}")
+                    raise UsageError(
+                        f"{type(aggregator).__name__} emitted {len(values)} values, its output is {aggregator.output!r}"
+                    )
             return self._collector.emitted
         if not self._rows:
-            nothing = _nothing(one, self._type)
+            nothing = _nothing(aggregator, self._type)
             return [] if nothing is None else [(nothing,)]
         value = self._folding.onto(None)
-        shown = None if value is None else one.result(value)
-        return [(in_column(shown, one.result_type(self._type)),)]
+        shown = None if value is None else aggregator.result(value)
+        return [(in_column(shown, aggregator.result_type(self._type)),)]
 
 
 def same_key(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

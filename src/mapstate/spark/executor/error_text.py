@@ -28,7 +28,7 @@ class SentError(msgspec.Struct, frozen=True):
     @classmethod
     def of(cls, error: MapStateError) -> SentError:
         """What is left of an error in a text. One of a user's own class is sent as the nearest one of the tree."""
-        kind = next(one.__name__ for one in type(error).__mro__ if one.__name__ in errors.__all__)
+        kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in errors.__all__)
         # what is no text, such as half a surrogate pair out of a user's own message, has no JSON
         message = error.message.encode("utf-8", "backslashreplace").decode()
         return cls(kind, message, error.facts)
@@ -63,11 +63,11 @@ def each_with_errors_as_text(items: Iterator[T]) -> Iterator[T]:
 
 def mapstate_error(error: Exception) -> Exception:
     """The error of mapstate that an error of Spark's tells of, which is then its cause; else the error itself."""
-    found = None if isinstance(error, MapStateError) else error_from_text(str(error))
-    if found is None:
+    sent = None if isinstance(error, MapStateError) else error_from_text(str(error))
+    if sent is None:
         return error
-    found.__cause__ = error
-    return found
+    sent.__cause__ = error
+    return sent
 
 
 def error_from_text(text: str) -> MapStateError | None:

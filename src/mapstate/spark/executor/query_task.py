@@ -86,7 +86,7 @@ class QueryTask:
 
     def ask_now(self, frame: DataFrame, to_arrow: Callable[[DataFrame], pa.Table]) -> None:
         """Asks for all keys of the frame, on the driver, and keeps the answers. ``to_arrow`` collects rows."""
-        columns = [column_of(name).alias(f"key{at}") for at, name in enumerate(self._keys)]
+        columns = [column_of(name).alias(f"key{i}") for i, name in enumerate(self._keys)]
         known: dict[tuple[Any, ...], Any] = {}
         if columns:
             table = to_arrow(frame.select(*columns).distinct())
@@ -123,7 +123,7 @@ class QueryTask:
     def _with_answers(self, state: Any, batch: pa.RecordBatch) -> pa.RecordBatch:
         names = self._keys
         places = [batch.schema.get_field_index(name) for name in names]
-        keys = _rows_of([batch.column(at) for at in places], names, batch.num_rows)
+        keys = _rows_of([batch.column(i) for i in places], names, batch.num_rows)
         texts = [_hashable(key) for key in keys]
         distinct = dict(zip(texts, keys, strict=True))
         answers = self._known
@@ -131,37 +131,37 @@ class QueryTask:
             answers = dict(zip(distinct, self._retrieve(state, list(distinct.values())), strict=True))
         emitted = {text: self._emitted(key, answers[text]) for text, key in distinct.items()}
         rows = [emitted[text] for text in texts]
-        if any(len(one) != 1 for one in rows):
-            batch = batch.take(pa.array([at for at, one in enumerate(rows) for _ in one], pa.int64()))
-        flat = [values for one in rows for values in one]
+        if any(len(answer) != 1 for answer in rows):
+            batch = batch.take(pa.array([i for i, answer in enumerate(rows) for _ in answer], pa.int64()))
+        flat = [values for answer in rows for values in answer]
         columns = list(zip(*flat, strict=True)) if flat else [()] * len(self._added)
-        added = [pa.array(column, self._added.field(at).type) for at, column in enumerate(columns)]
+        added = [pa.array(column, self._added.field(i).type) for i, column in enumerate(columns)]
         return pa.RecordBatch.from_arrays(
-            [*batch.columns, *added], names=[*batch.schema.names, *(one.name for one in self._added)]
+            [*batch.columns, *added], names=[*batch.schema.names, *(column.name for column in self._added)]
         )
 
     def _retrieve(self, state: Any, keys: list[tuple[Any, ...]]) -> Sequence[Any]:
         """One answer per key, in the form that the query function's ``execute`` takes."""
         query, shown = self._query, self._shown
         try:
-            found = query.batch_retrieve(state, keys)
+            answers = query.batch_retrieve(state, keys)
         except StateNotFoundError:
             if not self._asked.may_be_absent:
                 raise
             if isinstance(query, TupleCollectionGet):
                 return [[] for _ in keys]
-            found = [None] * len(keys)
-        if len(found) != len(keys):
+            answers = [None] * len(keys)
+        if len(answers) != len(keys):
             raise UsageError(
-                f"{type(query).__name__}.batch_retrieve was asked for {len(keys)} keys and gave {len(found)} results: "
-                "it has to give one for each, in order"
+                f"{type(query).__name__}.batch_retrieve was asked for {len(keys)} keys and gave {len(answers)} results"
+                ": it has to give one for each, in order"
             )
         if isinstance(query, MapGet):
-            return [[None] * len(shown) if one is None else self._parts(one) for one in found]
+            return [[None] * len(shown) if answer is None else self._parts(answer) for answer in answers]
         if isinstance(query, TupleCollectionGet):
-            made = {id(one): self._entries(one) for one in {id(one): one for one in found}.values()}
-            return [made[id(one)] for one in found]  # mostly one and the same for all keys
-        return found
+            made = {id(answer): self._entries(answer) for answer in {id(answer): answer for answer in answers}.values()}
+            return [made[id(answer)] for answer in answers]  # mostly one and the same for all keys
+        return answers
 
     def _entries(self, entries: Any) -> list[list[Any]]:
         names = self._asked.key_columns
@@ -177,7 +177,7 @@ class QueryTask:
             if len(values) != len(self._added):
                 raise UsageError(
                     f"{type(self._query).__name__} emitted {len(values)} values where {len(self._added)} columns "
-                    f"were announced: {', '.join(one.name for one in self._added)}"
+                    f"were announced: {', '.join(column.name for column in self._added)}"
                 )
         return collector.emitted
 

@@ -64,10 +64,10 @@ class RollingTask(TimedTask):
         for field, size in zip(self.fields.fields, sizes, strict=True):
             names += [field.name] * size
         for texts, tiles, *partials, rows in self._columns(batches, [*names, "rows"]):
-            per_field, at = [], 0
+            per_field, i = [], 0
             for size in sizes:
-                per_field.append(partials[at : at + size])
-                at += size
+                per_field.append(partials[i : i + size])
+                i += size
             yield texts, tiles, assembled(self.fields, per_field), rows
 
     def _folded_parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[_Part]:
@@ -91,9 +91,9 @@ class RollingTask(TimedTask):
 
     def _tile(self, place: tuple[StoreKey, int], foldings: Sequence[Folding], rows: int) -> _Part:
         values = []
-        for folding, field, one in zip(foldings, self.fields.fields, self.fields.aggregators, strict=True):
+        for folding, field, aggregator in zip(foldings, self.fields.fields, self.fields.aggregators, strict=True):
             partial = folding.partial()
-            value = check_type(partial.onto(None), field.type, one) if isinstance(partial, Folding) else partial
+            value = check_type(partial.onto(None), field.type, aggregator) if isinstance(partial, Folding) else partial
             values.append([value])
         return [place[0]], [place[1]], values, [rows]
 

@@ -56,8 +56,8 @@ class RowFold:
         if not any(folding.rows_waiting for folding in self._foldings):
             return
         base = self._state.multi_get([text])[0]
-        for folding, own in zip(self._foldings, self._fields.split(base), strict=True):
-            folding.settle(own)
+        for folding, stored in zip(self._foldings, self._fields.split(base), strict=True):
+            folding.settle(stored)
 
     def close_key(self) -> None:
         """The open key has had its last row."""

@@ -71,11 +71,11 @@ class FiredSessionTask(FiredTask):
     def _page(self, reads: Reads, pane: int, rests: Sequence[str]) -> Page:
         pieces = _Pieces(reads, self.record, self.fields)
         gap = windows_of_ledger(self.record).definition.length
-        own = pieces.at(pane, rests)
-        self.check_present(reads, pane, rests, own)
+        parts = pieces.at(pane, rests)
+        self.check_present(reads, pane, rests, parts)
         ended = [
             (rest, piece)
-            for rest, piece, later in zip(rests, own, pieces.at(pane + gap, rests), strict=True)
+            for rest, piece, later in zip(rests, parts, pieces.at(pane + gap, rests), strict=True)
             if piece is not None and piece.last + gap in self.ends and not pieces.are_one(piece, later)
         ]
         last = [piece for _, piece in ended]
@@ -92,7 +92,7 @@ class SessionRows(JoinTask):
         return pa.array([number_of(value[at]) for value in values], ends.type)
 
     def _shown(self, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        kept = [at for at, field in enumerate(self.fields.fields) if field.name not in (FIRST, LAST)]
+        kept = [i for i, field in enumerate(self.fields.fields) if field.name not in (FIRST, LAST)]
         return [[row[at] for at in kept] for row in super()._shown(values)]
 
 
@@ -120,8 +120,8 @@ class SettleTask(PurgeTask):
             for part in parts:
                 for page in key_pages(reads.index, part, lost):
                     for rests in batched(page, spec.chunk_size):
-                        found = zip(rests, pieces.at(self._pane, rests), strict=True)
-                        there = {rest: piece for rest, piece in found if piece is not None}
+                        both = zip(rests, pieces.at(self._pane, rests), strict=True)
+                        there = {rest: piece for rest, piece in both if piece is not None}
                         sessions = zip(there, pieces.whole(self._pane, [*there], [*there.values()]), strict=True)
                         longer = {rest: self._joined(pieces, session) for rest, session in sessions if len(session) > 1}
                         if longer:

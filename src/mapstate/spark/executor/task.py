@@ -258,7 +258,7 @@ class BatchTask:
             return keys, partials, rows, ()
         arrow = arrow_schema(self.new_values)
         values = zip(*codec.decode_all(keys), strict=True)  # as Spark groups: the first row of a key may have -0.0
-        return keys, partials, rows, [pa.array(column, arrow.field(at).type) for at, column in enumerate(values)]
+        return keys, partials, rows, [pa.array(column, arrow.field(i).type) for i, column in enumerate(values)]
 
     def keeping(self, bases: list[Any]) -> CombineAll:
         """The fields' combine, which also leaves the values before in ``bases``."""
@@ -282,10 +282,10 @@ class BatchTask:
     ) -> pa.RecordBatch:
         arrow = arrow_schema(schema)
         shown = [self.fields.shown(value) for value in values]
-        arrays = [column.cast(arrow.field(at).type) for at, column in enumerate(key_columns)]
-        for at, field in enumerate(self.fields.fields):
+        arrays = [column.cast(arrow.field(i).type) for i, column in enumerate(key_columns)]
+        for i, field in enumerate(self.fields.fields):
             try:
-                arrays.append(pa.array([one[at] for one in shown], arrow.field(len(arrays)).type))
+                arrays.append(pa.array([report[i] for report in shown], arrow.field(len(arrays)).type))
             except (ValueError, TypeError, OverflowError) as error:
                 raise SerializationError(
                     f"the new values of {field.name}={field.aggregator} do not fit their type "
@@ -295,7 +295,7 @@ class BatchTask:
         if self.old_values:
             before = [self.fields.with_presence(value, base) for value, base in zip(values, bases, strict=True)]
             columns = zip(*before, strict=True)
-            arrays += [pa.array(column, arrow.field(at).type) for at, column in enumerate(columns, len(arrays))]
+            arrays += [pa.array(column, arrow.field(i).type) for i, column in enumerate(columns, len(arrays))]
         arrays.append(pa.nulls(len(values), pa.string()))
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
@@ -324,9 +324,9 @@ Chunk = tuple[list[StoreKey], list[Any], int, Sequence[pa.Array]]
 def _read_ahead(chunks: Iterator[Chunk], writer: ReadsAhead) -> Iterator[Chunk]:
     """The chunks, each given out when the next one's records are asked for. A single one is not."""
     chunk = next(chunks, None)
-    for at, following in enumerate(chunks):
+    for i, following in enumerate(chunks):
         if chunk is not None:
-            if at == 0:
+            if i == 0:
                 writer.read_ahead(chunk[0])
             writer.read_ahead(following[0])
             yield chunk

@@ -43,7 +43,7 @@ class _PlannedReads:
     """Reads of a state as of one ledger."""
 
     def __init__(self, planned: PlannedState) -> None:
-        spec, own = planned.source, planned.aggregators or {}
+        spec, given = planned.source, planned.aggregators or {}
         if not isinstance(spec, StateSpec):
             raise TypeError("a user's own state has no ledger")
         ledger = decode_ledger(planned.ledger, spec.state)
@@ -52,8 +52,8 @@ class _PlannedReads:
         self._record = ledger.rolling
         self._columns = planned.columns
         self._keys = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
-        self._shown = RollingFields(ledger, ledger.rolling, own)
-        self._reads = CommittedReads(spec.backend.open(spec.state), spec.state, "committed", own, as_of=ledger)
+        self._shown = RollingFields(ledger, ledger.rolling, given)
+        self._reads = CommittedReads(spec.backend.open(spec.state), spec.state, "committed", given, as_of=ledger)
         self._known: dict[StoreKey, Any] = {}
 
     def as_of(self, keys: Sequence[Sequence[Any]]) -> list[Mapping[str, Any] | None]:
@@ -64,15 +64,15 @@ class _PlannedReads:
         if new:
             known.update(zip(new, self._reads.read(new)[1], strict=True))
         self._known = known
-        timed = [at for at, key in enumerate(keys) if key[-1] is not None]
+        timed = [i for i, key in enumerate(keys) if key[-1] is not None]
         asked = Asked(self._reads.state, at=[keys[at][-1] for at in timed], columns=self._columns)
         ends = asked.ends(self._record, WindowCommit(), NEVER, len(timed))
         texts = [texts[at] for at in timed]
         fields, values = asked.answered(self._shown, texts, [known[text] for text in texts], ends)
-        found: list[Mapping[str, Any] | None] = [None] * len(keys)
-        for at, one in zip(timed, asked.named(fields, values), strict=True):
-            found[at] = one
-        return found
+        answers: list[Mapping[str, Any] | None] = [None] * len(keys)
+        for at, answer in zip(timed, asked.named(fields, values), strict=True):
+            answers[at] = answer
+        return answers
 
     def close(self) -> None:
         self._reads.close()
@@ -82,8 +82,8 @@ class AsOf(MapGet):
     """The columns of a key as of a time; nulls where it is absent, or the time is null."""
 
     def batch_retrieve(self, state: Any, keys: Sequence[tuple[Any, ...]]) -> Sequence[Any]:
-        found: Sequence[Any] = state.as_of(keys)
-        return found
+        answers: Sequence[Any] = state.as_of(keys)
+        return answers
 
 
 class HistoryTask:
@@ -121,7 +121,7 @@ class HistoryTask:
         last: tuple[Any, ...] | None = None
         history = _History(self._fields)
         for batch in batches:
-            *of_keys, times, is_query = (arrow_to_python(one, "a key") for one in batch.columns[: self._keys + 2])
+            *of_keys, times, is_query = (arrow_to_python(column, "a key") for column in batch.columns[: self._keys + 2])
             keys = list(zip(*of_keys, strict=True)) if of_keys else [()] * batch.num_rows
             values = self._values(batch.filter(pc.invert(batch.column(self._keys + 1))))
             asked: list[tuple[Tiles | None, int]] = []
@@ -138,7 +138,9 @@ class HistoryTask:
 
     def _values(self, rows: pa.RecordBatch) -> Iterator[Any]:
         names = self._read or ["a partial aggregate"] * sum(self._widths)
-        columns = [arrow_to_python(one, name) for one, name in zip(rows.columns[self._keys + 2 :], names, strict=False)]
+        columns = [
+            arrow_to_python(column, name) for column, name in zip(rows.columns[self._keys + 2 :], names, strict=False)
+        ]
         if not self._widths:
             return (dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True))
         ends = list(accumulate(self._widths))
@@ -149,8 +151,8 @@ class HistoryTask:
         answers = self._answers
         values = answers.values([tiles for tiles, _ in asked], [(end, end) for _, end in asked])
         shown = zip(*map(answers.fields.shown, values), strict=True)
-        added = [pa.array(one, field.type) for one, field in zip(shown, self._added, strict=True)]
-        return pa.RecordBatch.from_arrays([*rows, *added], names=[str(at) for at in range(len(rows) + len(added))])
+        added = [pa.array(column, field.type) for column, field in zip(shown, self._added, strict=True)]
+        return pa.RecordBatch.from_arrays([*rows, *added], names=[str(i) for i in range(len(rows) + len(added))])
 
 
 class _History:
@@ -178,6 +180,6 @@ class _History:
         if self._foldings:
             fields, foldings, self._foldings = self._fields, self._foldings, []
             (value,) = fields.combine_all([None], [fields.finish(foldings)])
-            for column, own in zip(self._tiles.columns, fields.split(value), strict=True):
-                column.append(own)
+            for column, stored in zip(self._tiles.columns, fields.split(value), strict=True):
+                column.append(stored)
         return self._tiles

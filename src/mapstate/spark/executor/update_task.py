@@ -113,5 +113,5 @@ class UpdateTask:
                     f"{self.updater.output!r}",
                     updater=type(self.updater).__name__,
                 )
-        arrays = [pa.array(column, arrow.field(at).type) for at, column in enumerate(zip(*rows, strict=True))]
+        arrays = [pa.array(column, arrow.field(i).type) for i, column in enumerate(zip(*rows, strict=True))]
         return pa.RecordBatch.from_arrays([*arrays, pa.nulls(len(rows), pa.string())], schema=arrow)

@@ -90,15 +90,15 @@ class TimedTask(BatchTask):
 
     def counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
         """The groups that lie in windows, without the columns beside."""
-        found = report.windows = WindowReport(0, 0, [[] for _ in range(self.inputs)], [False] * self.inputs, [])
+        counted = report.windows = WindowReport(0, 0, [[] for _ in range(self.inputs)], [False] * self.inputs, [])
         for batch in super().counted(batches, report):
             columns, names = batch.columns, batch.schema.names
             end = len(columns) - (self.partials is not None)  # the number of rows stays last
             start = end - self.inputs - self.beside
-            for at in range(self.inputs):
-                marks = columns[start + at].drop_null()
-                found.has_rows[at] |= len(marks) > 0
-                found.latest[at] += _stretches(marks.filter(pc.not_equal(marks, NEVER)), self.hole)
+            for i in range(self.inputs):
+                marks = columns[start + i].drop_null()
+                counted.has_rows[i] |= len(marks) > 0
+                counted.latest[i] += _stretches(marks.filter(pc.not_equal(marks, NEVER)), self.hole)
             is_outside = pc.is_null(columns[self.place])
             outside = pc.sum(is_outside if self.partials is None else columns[-1].filter(is_outside)).as_py() or 0
             report.rows_done += outside
@@ -106,7 +106,7 @@ class TimedTask(BatchTask):
             inside = pa.RecordBatch.from_arrays([columns[at] for at in kept], [names[at] for at in kept])
             if outside:
                 inside = inside.filter(pc.invert(is_outside))
-            self.note(found, outside, columns[start + self.inputs : end], columns[self.place])
+            self.note(counted, outside, columns[start + self.inputs : end], columns[self.place])
             if inside.num_rows:
                 yield inside
 
@@ -237,9 +237,9 @@ class PurgeTask:
     def _put(self, writer: Any, keys: list[Any], records: Sequence[tuple[int, Any, Any]]) -> None:
         state = SerializedMap(writer, index_codec(self.spec.serializer, self.spec.state))
         most = self.spec.chunk_size
-        for some, own in zip(batched(keys, most), batched(records, most), strict=True):
+        for some, page in zip(batched(keys, most), batched(records, most), strict=True):
             writer.multi_get(some)  # a put belongs to the get before it
-            state.multi_put(some, own)
+            state.multi_put(some, page)
 
 
 class Page(NamedTuple):
@@ -359,13 +359,13 @@ class JoinTask:
             whole: list[tuple[tuple[int, str], Any]] = []
             rows = zip(zip(ends, rests, strict=True), codec.loads(rests, data), strict=True)
             for window, group in groupby(rows, itemgetter(0)):
-                for _, own in group:
+                for _, side in group:
                     if window == open_window:
-                        value = self._both(value, own, rest=window[1])
+                        value = self._both(value, side, rest=window[1])
                         continue
                     if open_window is not None:
                         whole.append((open_window, value))
-                    open_window, value = window, own
+                    open_window, value = window, side
             if whole:
                 windows, values = zip(*whole, strict=True)
                 yield self.rows([end for end, _ in windows], [rest for _, rest in windows], values)
@@ -396,9 +396,9 @@ class JoinTask:
             ) from error
         return pa.RecordBatch.from_arrays(arrays, schema=arrow)
 
-    def _both(self, value: Any, own: Any, *, rest: str) -> Any:
+    def _both(self, value: Any, other: Any, *, rest: str) -> Any:
         try:
-            return joined(self.fields, [value, own])
+            return joined(self.fields, [value, other])
         except ValueOverflowError as error:
             wrong = ValueOverflowError(self._not_given_out(error), **error.facts)
             raise of_key(wrong, self.record.state, rest) from error

@@ -38,10 +38,10 @@ class Links:
         self, own: Sequence[BatchAggregator], named: Mapping[str, Aggregator], *, per_partition: bool
     ) -> Links:
         """One or more aggregators more. Raises ConfigurationError."""
-        for one in own:
-            if not isinstance(one, BatchAggregator):
+        for field in own:
+            if not isinstance(field, BatchAggregator):
                 raise ConfigurationError(
-                    f"{one!r} is no BatchAggregator: give an aggregate a name, aggregate(n=Count()), or write a "
+                    f"{field!r} is no BatchAggregator: give an aggregate a name, aggregate(n=Count()), or write a "
                     "BatchAggregator of your own and give an instance"
                 )
         for name, kept in named.items():
@@ -49,15 +49,15 @@ class Links:
                 raise ConfigurationError(f"{name}={kept!r} is no aggregator, such as {name}=Count()")
         if not own and not named:
             raise ConfigurationError("aggregate needs at least one aggregator, such as n=Count()")
-        links = (*self.links, *(("", one) for one in own), *named.items())
+        links = (*self.links, *(("", name) for name in own), *named.items())
         return Links(links, self.per_partition and per_partition)
 
     @property
     def aggregators(self) -> dict[str, Aggregator]:
-        return {name: one for name, one in self.links if isinstance(one, Aggregator)}
+        return {name: link for name, link in self.links if isinstance(link, Aggregator)}
 
     def over_columns(self, named: Mapping[str, Aggregator]) -> Links:
-        return Links(tuple((name, named.get(name, one)) for name, one in self.links), self.per_partition)
+        return Links(tuple((name, named.get(name, link)) for name, link in self.links), self.per_partition)
 
     def over(self, schema: StructType, keys: Sequence[str] = ()) -> Step:
         """The step that aggregates each batch. Raises ConfigurationError."""
@@ -68,16 +68,16 @@ class Links:
         out = [schema[key] for key in keys]
         fields: list[Field] = []
         widths: list[int] = []
-        for name, one in self.links:
-            ensure_picklable(f"the aggregator {one!r}", one)
-            if isinstance(one, BatchAggregator):
-                emitted: Any = calls().from_ddl(one.output)
+        for name, link in self.links:
+            ensure_picklable(f"the aggregator {link!r}", link)
+            if isinstance(link, BatchAggregator):
+                emitted: Any = calls().from_ddl(link.output)
                 out += emitted.fields
                 widths.append(len(emitted.fields))
                 continue
             widths.append(1)
-            field = Field(name, one.describe(), one.bind(types))
-            out.append(StructField(name, calls().from_ddl(column_type(one.result_type(field.type)))))
+            field = Field(name, link.describe(), link.bind(types))
+            out.append(StructField(name, calls().from_ddl(column_type(link.result_type(field.type)))))
             fields.append(field)
         folded = [field.name.casefold() for field in out]
         for name in folded:
@@ -85,7 +85,7 @@ class Links:
                 raise DuplicateNameError(
                     f"two columns would be called {name!r}: each needs a name of its own", name=name
                 )
-        native = [one for _, one in self.links if isinstance(one, NativeCombiner)]
+        native = [link for _, link in self.links if isinstance(link, NativeCombiner)]
         if len(native) == len(self.links) and not self.per_partition:
             return _native_step(keys, native, fields, StructType(out))
         return self._folding_step(keys, fields, widths, StructType(out))
@@ -116,12 +116,12 @@ def _native_step(keys: list[str], native: list[NativeCombiner], fields: list[Fie
         from pyspark.sql import functions as F
 
         widths, partials = [], []
-        for one, field in zip(native, fields, strict=True):
-            columns = one.partials(field.type)
+        for aggregator, field in zip(native, fields, strict=True):
+            columns = aggregator.partials(field.type)
             widths.append(len(columns))
             partials += columns
-        named = [column.alias(f"partial{at}") for at, column in enumerate(partials)]
-        by = [column_of(key).alias(f"key{at}") for at, key in enumerate(keys)]
+        named = [column.alias(f"partial{i}") for i, column in enumerate(partials)]
+        by = [column_of(key).alias(f"key{i}") for i, key in enumerate(keys)]
         plan = frame.groupBy(*by).agg(*named, F.count(F.lit(1)).alias("rows"))
         return plan.mapInArrow(FinishTask(native, fields, len(keys), widths, arrow_schema(out)), out)
 

@@ -76,7 +76,7 @@ def has_expressions(aggregates: Mapping[str, Aggregator], schema: StructType) ->
 
 def nested_in(aggregates: Mapping[str, Aggregator], schema: StructType) -> dict[str, Column]:
     """The fields of structs that aggregators name as ``struct.field``, by that name."""
-    names: list[Any] = [name for one in aggregates.values() for name in one.columns()]  # or expressions
+    names: list[Any] = [name for aggregator in aggregates.values() for name in aggregator.columns()]  # or expressions
     parts = {name: name.partition(".") for name in names if isinstance(name, str) and name not in schema.names}
     structs = {field.name: getattr(field.dataType, "names", ()) for field in schema.fields}
     return {name: column_of(a).getField(b) for name, (a, _, b) in parts.items() if b in structs.get(a, ())}
@@ -139,17 +139,19 @@ def is_named(column: Any, name: str) -> bool:
     return _are_same(column, column_of(name)) or (is_connect(column) and _are_same(column, F.col(name)))
 
 
-def _are_same(one: Any, other: Any) -> bool:
+def _are_same(value: Any, other: Any) -> bool:
     """Whether two columns are the same expression, wherever in the program they were written."""
-    return _are_equal(one._expr, other._expr) if is_connect(one) else bool(one._jc.equals(other._jc))
+    return _are_equal(value._expr, other._expr) if is_connect(value) else bool(value._jc.equals(other._jc))
 
 
-def _are_equal(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
+def _are_equal(expression: Any, other: Any) -> bool:
+    if type(expression) is not type(other):
         return False
-    if isinstance(one, (list, tuple)):
-        return len(one) == len(other) and all(map(_are_equal, one, other))
-    if type(one).__module__ == "pyspark.sql.connect.expressions":
-        mine, others = ({name: value for name, value in vars(of).items() if name != "origin"} for of in (one, other))
+    if isinstance(expression, (list, tuple)):
+        return len(expression) == len(other) and all(map(_are_equal, expression, other))
+    if type(expression).__module__ == "pyspark.sql.connect.expressions":
+        mine, others = (
+            {name: value for name, value in vars(of).items() if name != "origin"} for of in (expression, other)
+        )
         return mine.keys() == others.keys() and all(_are_equal(value, others[name]) for name, value in mine.items())
-    return bool(one == other)
+    return bool(expression == other)

@@ -293,16 +293,16 @@ class KnownState:
 
     def check_keys(self, schema: StructType, names: Sequence[str], caller: str) -> None:
         """Raises StateSchemaError unless the columns are a key of the state."""
-        found = [schema[name].dataType.simpleString() for name in names]
-        if not are_same_keys(found, [key.type for key in self.keys]):
-            asked = ", ".join(f"{name} {kind}" for name, kind in zip(names, found, strict=True))
-            own = ", ".join(f"{key.name} {key.type}" for key in self.keys)
+        types = [schema[name].dataType.simpleString() for name in names]
+        if not are_same_keys(types, [key.type for key in self.keys]):
+            asked = ", ".join(f"{name} {kind}" for name, kind in zip(names, types, strict=True))
+            expected = ", ".join(f"{key.name} {key.type}" for key in self.keys)
             raise StateSchemaError(
-                f"{caller} asks state {self.spec.state!r} by ({asked}), but it is keyed by ({own}). Name "
+                f"{caller} asks state {self.spec.state!r} by ({asked}), but it is keyed by ({expected}). Name "
                 "a column for each, in this order, and cast what differs.",
                 state=self.spec.state,
                 found=asked,
-                expected=own,
+                expected=expected,
             )
 
     def columns(

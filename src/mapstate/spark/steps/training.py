@@ -68,7 +68,7 @@ def pointInTime(
     asked = KnownState.of(state, wanted)
     if isinstance(asked, StaticState):
         raise ConfigurationError("pointInTime asks states of mapstate, and this one is your own")
-    spec, own = asked.spec, asked.aggregators
+    spec, aggregators = asked.spec, asked.aggregators
     if not spec.backend.shared_between_processes:
         raise ConfigurationError(
             f"the store of state {spec.state!r} lives in one process, and Spark reads it in others. Nothing was read. "
@@ -82,19 +82,19 @@ def pointInTime(
     record = ledger.rolling
     if record is None:
         raise no_rolling_windows(spec.state)
-    fields = readable_fields(ledger, own, wanted)
-    known = KnownState(spec, ledger.keys, fields, own, may_be_absent=False, is_rolling=True)
+    fields = readable_fields(ledger, aggregators, wanted)
+    known = KnownState(spec, ledger.keys, fields, aggregators, may_be_absent=False, is_rolling=True)
     known.check_keys(frame.schema, names, "pointInTime")
     shown, added = known.columns(columns, with_keys=False)
     check_new(frame.schema, added, option="columns")
     kind = _time_type(frame, at, record.definition.type, caller="pointInTime")
     if record.horizon != NEVER:  # else any time can be asked for
         earliest = F.min(column_of(at))
-        (found,) = frame.agg(F.unix_micros(earliest) if kind == "timestamp" else earliest).first() or (None,)
-        if found is not None:
-            end_of(ledger, clamped(found, kind))
+        (first,) = frame.agg(F.unix_micros(earliest) if kind == "timestamp" else earliest).first() or (None,)
+        if first is not None:
+            end_of(ledger, clamped(first, kind))
     asks = tuple(name for name, _ in shown)
-    planned = PlannedState(spec, aggregators=own, ledger=encode_ledger(ledger), columns=asks)
+    planned = PlannedState(spec, aggregators=aggregators, ledger=encode_ledger(ledger), columns=asks)
     task = QueryTask(planned, AsOf(), keys=[*names, at], shown=shown, added=arrow_schema(added), before=None)
     return _by_key(frame, names, at).mapInArrow(task, StructType([*frame.schema.fields, *added.fields]))
 
@@ -128,11 +128,13 @@ def rollingFeatures(
     if not isinstance(windows, RollingWindows):
         raise ConfigurationError(f"rollingFeatures takes windows such as RollingWindows.of('1 hour'), not {windows!r}")
     names, _ = (_checked(frame, keys, "rollingFeatures") for frame in (history, queries))
-    own, found = ([frame.schema[name].dataType.simpleString() for name in names] for frame in (history, queries))
-    if not are_same_keys(found, own):
+    history_types, query_types = (
+        [frame.schema[name].dataType.simpleString() for name in names] for frame in (history, queries)
+    )
+    if not are_same_keys(query_types, history_types):
         raise ConfigurationError(
-            f"rollingFeatures compares the keys of history ({', '.join(own)}) with those of queries "
-            f"({', '.join(found)}): cast what differs"
+            f"rollingFeatures compares the keys of history ({', '.join(history_types)}) with those of queries "
+            f"({', '.join(query_types)}): cast what differs"
         )
     kind = _time_type(history, timestampField, "timestamp", "bigint", caller="rollingFeatures")
     _time_type(queries, at, kind, caller="rollingFeatures")
@@ -141,9 +143,11 @@ def rollingFeatures(
     check_joined(links.aggregators, "a rolling window")
     history, named = _with_expressions(history, links.aggregators)
     types = {field.name: field.dataType.simpleString() for field in history.schema.fields}
-    for name, one in named.items():
-        ensure_picklable(f"the aggregator {name}={one}", one)
-    fields = Fields([Field(name, one.describe(), one.bind(types)) for name, one in named.items()], named)
+    for name, aggregator in named.items():
+        ensure_picklable(f"the aggregator {name}={aggregator}", aggregator)
+    fields = Fields(
+        [Field(name, aggregator.describe(), aggregator.bind(types)) for name, aggregator in named.items()], named
+    )
     answers = Answers(joins_of(fields.fields, named), definition)
     shown = types_of((), answers.fields).items()
     added = StructType([StructField(name, calls().from_ddl(column_type(of))) for name, of in shown])
@@ -152,15 +156,20 @@ def rollingFeatures(
     read, widths = [], []
     if fields.native:
         pairs = zip(named.values(), fields.fields, strict=True)
-        partials = [one.partials(field.type) for one, field in pairs if isinstance(one, NativeCombiner)]
+        partials = [
+            aggregator.partials(field.type) for aggregator, field in pairs if isinstance(aggregator, NativeCombiner)
+        ]
         widths = list(map(len, partials))
-        values = [column.alias(f"{INSIDE}value{at}") for at, column in enumerate(chain.from_iterable(partials))]
+        values = [column.alias(f"{INSIDE}value{i}") for i, column in enumerate(chain.from_iterable(partials))]
     else:
-        of_each = (one.columns() or ([] if isinstance(one, NativeCombiner) else types) for one in named.values())
+        of_each = (
+            aggregator.columns() or ([] if isinstance(aggregator, NativeCombiner) else types)
+            for aggregator in named.values()
+        )
         read = list(dict.fromkeys(chain.from_iterable(of_each)))
         values = list(map(column_of, read))
-    places = [f"{INSIDE}key{at}" for at in range(len(names))]
-    given = queries.toDF(*(f"{INSIDE}row{at}" for at in range(len(queries.columns))))
+    places = [f"{INSIDE}key{i}" for i in range(len(names))]
+    given = queries.toDF(*(f"{INSIDE}row{i}" for i in range(len(queries.columns))))
 
     def placed(frame: DataFrame, columns: Sequence[str], *, asks: bool) -> DataFrame:
         """The rows behind their key and their time, in full units from ``startTime`` on."""
@@ -170,7 +179,7 @@ def rollingFeatures(
         units = since - F.pmod(since, F.lit(definition.unit))
         parts = [  # 0.0 and -0.0 are one key
             (column + F.lit(0.0).cast(of) if of in ("float", "double") else column).alias(place)
-            for column, of, place in zip(of_key, own, places, strict=True)
+            for column, of, place in zip(of_key, history_types, places, strict=True)
         ]
         return frame.select(*parts, units.alias(_TIME), F.lit(asks).alias(_ASKS), "*")
 
@@ -199,11 +208,11 @@ def _checked(frame: DataFrame, keys: Sequence[str] | str, caller: str) -> list[s
 def _time_type(frame: DataFrame, column: str, *kinds: TimeType, caller: str) -> TimeType:
     """The type of the times in a column, one of ``kinds``. Raises UnknownColumnError and UnsupportedTypeError."""
     column_names(frame.schema, [column], caller)
-    found = frame.schema[column].dataType.simpleString()
-    kind = "bigint" if found in INTEGERS else found
+    type_name = frame.schema[column].dataType.simpleString()
+    kind = "bigint" if type_name in INTEGERS else type_name
     if kind not in kinds:
-        said = f"{caller} takes times that are a {' or a '.join(kinds)}, and {column!r} is a {found}: cast it"
-        raise UnsupportedTypeError(said, column=column, type=found)
+        said = f"{caller} takes times that are a {' or a '.join(kinds)}, and {column!r} is a {type_name}: cast it"
+        raise UnsupportedTypeError(said, column=column, type=type_name)
     return kind
 
 

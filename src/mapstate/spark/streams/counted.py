@@ -48,10 +48,10 @@ class CountedStream(InWindows["CountedAggregate"]):
         read = dict.fromkeys(column_names(self.schema, self.order, "orderBy"))
         if length > slide:
             check_joined(aggregates, "a sliding window")
-        for name, one in aggregates.items():
-            ensure_picklable(f"the aggregator {name}={one}", one)
-            read |= dict.fromkeys(one.columns() or ([] if isinstance(one, NativeCombiner) else types))
-        fields = [Field(name, one.describe(), one.bind(types)) for name, one in aggregates.items()]
+        for name, aggregator in aggregates.items():
+            ensure_picklable(f"the aggregator {name}={aggregator}", aggregator)
+            read |= dict.fromkeys(aggregator.columns() or ([] if isinstance(aggregator, NativeCombiner) else types))
+        fields = [Field(name, aggregator.describe(), aggregator.bind(types)) for name, aggregator in aggregates.items()]
         return {WINDOWS: CountWindows(length, slide, fields, aggregates, [*read] or [*by][:1] or [*types][:1])}
 
     def keep(self, job: Job) -> CountedAggregate:

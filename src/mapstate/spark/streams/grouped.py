@@ -125,10 +125,10 @@ class GroupedStream(Generic[Kept, R]):
             raise ConfigurationError(f"each aggregate needs a name, such as visits={extra[0]}{call}")
         if not aggregates:
             raise ConfigurationError("persistentAggregate needs at least one aggregate, such as visits=Count()")
-        for name, one in aggregates.items():
-            if not isinstance(one, Aggregator):
+        for name, aggregator in aggregates.items():
+            if not isinstance(aggregator, Aggregator):
                 raise ConfigurationError(
-                    f"{name} is a {kind_of(one)}, not an aggregator: write {name}=Count(), or an instance of a "
+                    f"{name} is a {kind_of(aggregator)}, not an aggregator: write {name}=Count(), or an instance of a "
                     "CombinerAggregator or ReducerAggregator of your own"
                 )
         if has_expressions(aggregates, self._schema):
@@ -139,16 +139,18 @@ class GroupedStream(Generic[Kept, R]):
         adapted = self._rows.adapted(state, aggregates, by=[key.name for key in self._keys])
         types = self._types | self._rows.hidden_columns()
         spec = state.named(self._rows.name)
-        fields = tuple(Field(name, one.describe(), one.bind(types)) for name, one in adapted.items())
+        fields = tuple(
+            Field(name, aggregator.describe(), aggregator.bind(types)) for name, aggregator in adapted.items()
+        )
         for field in fields:
             wire_type(field.type, WireForm())
         ensure_picklable(f"the spec of state {spec.state!r}", spec)
-        for name, one in adapted.items():
-            ensure_picklable(f"the aggregator {name}={one}", one)
+        for name, aggregator in adapted.items():
+            ensure_picklable(f"the aggregator {name}={aggregator}", aggregator)
         read = {key.name: key.type for key in self._keys}
-        for one in adapted.values():
-            names = one.columns() or ([] if isinstance(one, NativeCombiner) else list(self._types))
-            read |= {name: column_type(types, name, one) for name in names}
+        for aggregator in adapted.values():
+            names = aggregator.columns() or ([] if isinstance(aggregator, NativeCombiner) else list(self._types))
+            read |= {name: column_type(types, name, aggregator) for name in names}
         session = SparkSession.getActiveSession()
         tells_case = session is not None and session.conf.get("spark.sql.caseSensitive") == "true"
         for name in () if tells_case else read:
@@ -295,12 +297,12 @@ def with_keys(rows: R, keys: Sequence[str | Column]) -> tuple[R, tuple[str, ...]
     names: list[str] = []
     for key in keys:
         if isinstance(key, str):
-            rows, own = _with_fields(rows, key)
+            rows, fields = _with_fields(rows, key)
         elif is_column(key):
-            rows, own = _with_expression(rows, key)
+            rows, fields = _with_expression(rows, key)
         else:
             raise ConfigurationError(f"groupBy takes column names and expressions, not {key!r}")
-        names += own
+        names += fields
     return rows, tuple(names)
 
 

@@ -95,12 +95,12 @@ class PartitionPersist(OfQuery):
         for report in reports:
             if report.error is not None:
                 raise report.error.rebuild()
-        found = {report.partition for report in reports if report.rows_in == report.rows_done}
-        if len(reports) != self._task.partitions or len(found) != self._task.partitions:
+        reported = {report.partition for report in reports if report.rows_in == report.rows_done}
+        if len(reports) != self._task.partitions or len(reported) != self._task.partitions:
             raise IncompleteBatchError(
-                f"{self.query.name!r}: of {self._task.partitions} partitions of batch {batch_id} {len(found)} have "
+                f"{self.query.name!r}: of {self._task.partitions} partitions of batch {batch_id} {len(reported)} have "
                 f"updated their state with all their rows, in {len(reports)} reports. Spark brings the batch again.",
-                found=len(found),
+                found=len(reported),
                 expected=self._task.partitions,
             )
 

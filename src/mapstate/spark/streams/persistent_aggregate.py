@@ -274,9 +274,9 @@ class NewValuesStream(Rows[PersistentAggregate]):
                     f"the state {state.name!r} would follow itself: give it another name", name=state.name
                 )
             upstream = upstream.source
-        own = self.fed_by.query
-        specs = (known.job.spec for query in (own, *own.siblings.values()) for known in branches_of(query.plan))
-        if any(spec.state == state.name and (own.is_of_topology or spec.backend == state.backend) for spec in specs):
+        source = self.fed_by.query
+        specs = (known.job.spec for query in (source, *source.siblings.values()) for known in branches_of(query.plan))
+        if any(spec.state == state.name and (source.is_of_topology or spec.backend == state.backend) for spec in specs):
             raise DuplicateNameError(
                 f"there is a state {state.name!r} already: give the one that follows {self.name!r} another name",
                 name=state.name,
@@ -342,6 +342,6 @@ class _NewValueColumns:
     def with_old(self, found: DataFrame) -> DataFrame:
         return found.select(*map(column_of, self._keys + self._fields), *self._old_columns(found, "old_"))
 
-    def _old_columns(self, found: DataFrame, prefix: str) -> list[Column]:
-        names = [name for name in found.columns if not name.startswith(INSIDE)][len(self._keys) :]
+    def _old_columns(self, rows: DataFrame, prefix: str) -> list[Column]:
+        names = [name for name in rows.columns if not name.startswith(INSIDE)][len(self._keys) :]
         return [column_of(f"{OLD_COLUMN}{names.index(name)}").alias(prefix + name) for name in self._fields]

@@ -61,7 +61,7 @@ class Startable(Seedable):
         return query.last_error
 
     def __call__(self, batch_df: DataFrame, batch_id: int) -> None:
-        """Applies one micro-batch to all that the stream keeps and feeds. What Spark calls, on the driver.
+        """Apply a micro-batch to all that the stream keeps and feeds. What Spark calls after ``foreachBatch(counts)``.
 
         Raises LedgerError where the protocol refuses, DataError, StoreError; Spark then stops the query,
         and the batch is not committed, unless a function that follows the commit raised it.

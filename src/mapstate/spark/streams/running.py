@@ -141,8 +141,8 @@ class Running:
     def _submitted(self, *, active: bool) -> ControlRecord:
         """The record with this driver in it, once no other driver beats. Raises AlreadyAliveError, NotAliveError."""
         states = tuple(branch.job.spec.state for query in self._queries.values() for branch in query.plan.branches)
-        found = self._control.read()
-        dead = None if found is None else found.driver
+        stored = self._control.read()
+        dead = None if stored is None else stored.driver
         if dead is not None:
             threading.Event().wait(dead.silence)
         name, driver = self._topology, self._driver
@@ -155,14 +155,14 @@ class Running:
         try:
             record = self._beat()
         except FencedError:
-            found = self._control.read()
-            if found is None:
+            stored = self._control.read()
+            if stored is None:
                 raise StoreLostError(
                     f"the control record of topology {self._topology!r} has vanished: its store was emptied or "
                     "replaced. The queries are stopped. See docs/operating.md#a-store-that-was-emptied"
                 ) from None
-            if found.status == "REMOVED" and last.status == "KILLED" and not self._started:
-                return found  # by this driver, to which the store's answer was lost
+            if stored.status == "REMOVED" and last.status == "KILLED" and not self._started:
+                return stored  # by this driver, to which the store's answer was lost
             raise
         except StoreError as error:
             if not self._is_store_lost:
@@ -203,9 +203,9 @@ class Running:
         self._partitions = record.partitions
         is_done = self._go_on() if record.status == "ACTIVE" else self._hold(record)
         if is_done and record.status == "KILLED":
-            return self._say(lambda found: control.remove(found, self._topology, self._driver.session, now()))
+            return self._say(lambda record: control.remove(record, self._topology, self._driver.session, now()))
         if is_done and record.obeyed < record.command:
-            self._say(lambda found: control.obey(found, self._topology, self._driver.session, record.command))
+            self._say(lambda stored: control.obey(stored, self._topology, self._driver.session, record.command))
         if record.status == "KILLED" or self._stopping is not None or not self._started:
             return False
         if any(query.isActive for query in self._started.values()):

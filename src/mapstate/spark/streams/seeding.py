@@ -68,8 +68,8 @@ def seed_query(
 
 def _together(reports: Sequence[SeedReport], state: str | None) -> SeedReport:
     """The report of a state, with those of the other ones."""
-    own = next(report for report in reports if state in (report.state, None))
-    return own._replace(beside=tuple(report for report in reports if report is not own))
+    mine = next(report for report in reports if state in (report.state, None))
+    return mine._replace(beside=tuple(report for report in reports if report is not mine))
 
 
 def _has_batch(df: Any, checkpoint: str) -> bool:

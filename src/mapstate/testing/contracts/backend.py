@@ -68,12 +68,12 @@ class BackendContract(BackingMapContract):
 
         Where fences are apart from the ledger, they move after it.
         """
-        found = store.load()
-        version = store.swap(f"ledger {secrets.token_hex(8)}".encode(), None if found is None else found[1], fence)
+        ledger = store.load()
+        version = store.swap(f"ledger {secrets.token_hex(8)}".encode(), None if ledger is None else ledger[1], fence)
         assert version is not None, "nobody else changes it here"
         if isinstance(store, capabilities.SpreadFences):
-            moved = store.move_fences([one.token for one in store.fences()], fence)
-            assert [one.token for one in moved] == [fence] * len(moved), "nobody else moves them here"
+            moved = store.move_fences([fence.token for fence in store.fences()], fence)
+            assert [fence.token for fence in moved] == [fence] * len(moved), "nobody else moves them here"
         return version
 
     @pytest.fixture
@@ -149,25 +149,25 @@ class BackendContract(BackingMapContract):
     def test_states_do_not_mix(self, backend: Backend, opened: ExitStack, side_door: SideDoor) -> None:
         names = [self.state, self.state + "2", self.state[:-1], f"{self.state}.a", f"{self.state}-a", "a", "A", "aa"]
         stores = [closing(opened, backend.open(name)) for name in names]
-        for at, store in enumerate(stores):
-            assert store.multi_get(["k", f"k{at}"]) == [None, None], names[at]
-            store.multi_put(["k", f"k{at}"], [self.a_record(at)] * 2)
-        for at, store in enumerate(stores):
-            assert store.multi_get(["k"]) == [self.a_record(at)], names[at]
-            assert side_door.read(names[at], "k") == self.a_record(at)
-            assert store.multi_get([f"k{other}" for other in range(len(names)) if other != at]) == [None] * 7
+        for i, store in enumerate(stores):
+            assert store.multi_get(["k", f"k{i}"]) == [None, None], names[i]
+            store.multi_put(["k", f"k{i}"], [self.a_record(i)] * 2)
+        for i, store in enumerate(stores):
+            assert store.multi_get(["k"]) == [self.a_record(i)], names[i]
+            assert side_door.read(names[i], "k") == self.a_record(i)
+            assert store.multi_get([f"k{other}" for other in range(len(names)) if other != i]) == [None] * 7
 
     def test_threads_with_a_store_each_do_not_disturb_each_other(self, backend: Backend, store: Any) -> None:
         def work(name: str) -> None:
             with ExitStack() as stack:
-                own = closing(stack, backend.open(self.state))
-                for at in range(20):
-                    keys = [f"{name}-{at}-{part}" for part in range(5)]
-                    own.multi_put(keys, [self.a_record(at)] * 5)
-                    assert own.multi_get(keys) == [self.a_record(at)] * 5
+                mine = closing(stack, backend.open(self.state))
+                for i in range(20):
+                    keys = [f"{name}-{i}-{part}" for part in range(5)]
+                    mine.multi_put(keys, [self.a_record(i)] * 5)
+                    assert mine.multi_get(keys) == [self.a_record(i)] * 5
 
         at_once(work, "abcd")
-        keys = [f"{name}-{at}-{part}" for name in "abcd" for at in range(20) for part in range(5)]
+        keys = [f"{name}-{i}-{part}" for name in "abcd" for i in range(20) for part in range(5)]
         assert None not in store.multi_get(keys)
 
     def test_a_put_after_close_is_stored_or_refused_and_never_lost(
@@ -213,15 +213,15 @@ class BackendContract(BackingMapContract):
         self, backend: Backend, store: Any, side_door: SideDoor
     ) -> None:
         store.multi_put(["a"], [self.a_record(1)])
-        found = elsewhere(put_and_get, backend, self.state, ["b"], [self.a_record(2)], ["b", "x", "a"])
-        assert found == [self.a_record(2), None, self.a_record(1)]
+        records = elsewhere(put_and_get, backend, self.state, ["b"], [self.a_record(2)], ["b", "x", "a"])
+        assert records == [self.a_record(2), None, self.a_record(1)]
         assert store.multi_get(["a", "b"]) == [self.a_record(1), self.a_record(2)]
         assert side_door.read(self.state, "b") == self.a_record(2)
 
     @needs("shared_between_processes")
     def test_a_fork_after_use_shares_nothing_that_mixes_answers(self, backend: Backend, store: Any) -> None:
         names = ("parent", "one", "two")
-        records = {name: [self.a_record(1000 * number + at) for at in range(50)] for number, name in enumerate(names)}
+        records = {name: [self.a_record(1000 * number + i) for i in range(50)] for number, name in enumerate(names)}
         wrong = elsewhere(forked_after_use, backend, self.state, records)
         assert wrong == {"parent": [], "one": [], "two": [], "afterwards": []}
         assert store.multi_get(["one-49", "two-49"]) == [records["one"][49], records["two"][49]]
@@ -331,7 +331,7 @@ class BackendContract(BackingMapContract):
     def test_a_scan_lists_every_key_of_its_state_and_no_other(
         self, backend: Backend, store: Any, opened: ExitStack, page_size: int
     ) -> None:
-        keys = [f"k{at:03}" for at in range(100)] + ["é", "a\\|b", "*", "%", "'"]
+        keys = [f"k{i:03}" for i in range(100)] + ["é", "a\\|b", "*", "%", "'"]
         store.multi_put(keys, [self.a_record(1)] * len(keys))
         for name in (f"{self.state}2", self.state[:-1]):
             closing(opened, backend.open(name)).multi_put(["no"], [self.a_record(1)])
@@ -348,7 +348,7 @@ class BackendContract(BackingMapContract):
 
     @needs("scan")
     def test_a_scan_lists_what_is_there_throughout_though_others_write_meanwhile(self, store: Any, other: Any) -> None:
-        keys = [f"k{at:03}" for at in range(100)]
+        keys = [f"k{i:03}" for i in range(100)]
         store.multi_put(keys, [self.a_record(1)] * 100)
         seen: set[str] = set()
         for number, page in enumerate(store.scan(7)):

@@ -194,16 +194,16 @@ class BackingMapContract(Contract):
 
     @pytest.mark.parametrize("size", [1, 2, 9, 10, 99, 100, 1000, 5000])
     def test_a_chunk_of_any_size_is_stored_and_read_whole(self, store: Any, size: int) -> None:
-        keys = [f"{'k' * (at % 23)}{at}" for at in range(size)]
-        records = [self.a_record(at) for at in range(size)]
+        keys = [f"{'k' * (i % 23)}{i}" for i in range(size)]
+        records = [self.a_record(i) for i in range(size)]
         store.multi_put(keys, records)
         assert store.multi_get(keys) == records
         assert store.multi_get([*reversed(keys), "no"]) == [*reversed(records), None]
 
     def test_a_chunk_is_in_the_store_and_not_only_in_the_answer(self, store: Any, side_door: SideDoor) -> None:
-        keys = [f"k{at}" for at in range(100)]
-        store.multi_put(keys, [self.a_record(at) for at in range(100)])
-        assert [side_door.read(self.state, key) for key in keys] == [self.a_record(at) for at in range(100)]
+        keys = [f"k{i}" for i in range(100)]
+        store.multi_put(keys, [self.a_record(i) for i in range(100)])
+        assert [side_door.read(self.state, key) for key in keys] == [self.a_record(i) for i in range(100)]
 
     # Keys and records at the edges
 
@@ -213,7 +213,7 @@ class BackingMapContract(Contract):
         keys: list[Any] = [codec.encode((text,)) for text in (*_TEXTS, *_ODD_TEXTS)]
         keys += [codec.encode((None,)), KeyCodec([]).encode(()), LEDGER_KEY]
         keys.append("k" * min(1000, self.max_key_bytes or 1000))
-        records = [self.a_record(at) for at in range(len(keys))]
+        records = [self.a_record(i) for i in range(len(keys))]
         assert store.multi_get(keys) == [None] * len(keys)
         store.multi_put(keys, records)
         assert store.multi_get(keys) == records
@@ -265,8 +265,8 @@ class BackingMapContract(Contract):
     def test_values_of_each_type_come_back_equal_and_of_their_type(self, store: Any, type_name: str) -> None:
         values = self.values_of(type_name)
         records = self.records_of(store, "opaque", (Field("value", "Last", type_name),))
-        keys = [f"k{at}" for at in range(len(values) + 1)]
-        written = [(at, value, values[at - 1]) for at, value in enumerate(values)] + [(0, None, None)]
+        keys = [f"k{i}" for i in range(len(values) + 1)]
+        written = [(i, value, values[i - 1]) for i, value in enumerate(values)] + [(0, None, None)]
         records.multi_put(keys, written)
-        found = [tuple(record or ()) for record in records.multi_get(keys)]
-        assert [one for one, other in zip(found, written, strict=True) if not same(one, other)] == []
+        read = [tuple(record or ()) for record in records.multi_get(keys)]
+        assert [record for record, other in zip(read, written, strict=True) if not same(record, other)] == []

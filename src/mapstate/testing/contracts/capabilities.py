@@ -105,7 +105,7 @@ class Contract:
             lacking.setdefault("max_key_bytes", "keys may be of any length")
         for name, implied in _IMPLIED.items():
             if name in lacking:
-                lacking |= {one: f"it has no {name}" for one in implied if one not in lacking}
+                lacking |= {capability: f"it has no {name}" for capability in implied if capability not in lacking}
         return lacking
 
     @pytest.fixture(autouse=True)
@@ -120,11 +120,11 @@ class Contract:
 
 
 def _tests(cls: type) -> Iterator[tuple[str, Any]]:
-    found: dict[str, Any] = {}
+    tests: dict[str, Any] = {}
     for base in cls.__mro__:
         if base.__module__.startswith("mapstate.testing.contracts"):
-            found = {name: test for name, test in vars(base).items() if name.startswith("test_")} | found
-    return iter(found.items())
+            tests = {name: test for name, test in vars(base).items() if name.startswith("test_")} | tests
+    return iter(tests.items())
 
 
 class _Printed:

@@ -156,9 +156,9 @@ def put_and_get(store: Any, keys: list[str], records: list[Any], asked: list[str
 
 def swap_once(store: Any, record: bytes, fence: FenceToken) -> tuple[bytes | None, bool]:
     """Return the ledger before the swap, and whether the swap was done."""
-    found = store.load()
-    version = None if found is None else found[1]
-    return found and found[0], store.swap(record, version, fence) is not None
+    ledger = store.load()
+    version = None if ledger is None else ledger[1]
+    return ledger and ledger[0], store.swap(record, version, fence) is not None
 
 
 def put_fenced(store: Any, writes_through: str, token: FenceToken, keys: list[str], records: list[Any]) -> bool:
@@ -191,7 +191,7 @@ def forked_after_use(store: Any, records: dict[str, list[Any]]) -> dict[str, lis
         os.waitpid(pid, 0)
         wrong[name] = pickle.loads(said) if said else [-1]  # it died, or raised
     wrong["afterwards"] = [
-        at for name, own in records.items() for at, record in enumerate(own) if not _has(store, f"{name}-{at}", record)
+        i for name, part in records.items() for i, record in enumerate(part) if not _has(store, f"{name}-{i}", record)
     ]
     return wrong
 
@@ -209,10 +209,10 @@ def _child(store: Any, name: str, records: list[Any], writing: int) -> None:
 
 def _read_wrong(store: Any, name: str, records: list[Any]) -> list[int]:
     wrong = []
-    for at, record in enumerate(records):
-        store.multi_put([f"{name}-{at}"], [record])
-        if not _has(store, f"{name}-{at}", record):
-            wrong.append(at)
+    for i, record in enumerate(records):
+        store.multi_put([f"{name}-{i}"], [record])
+        if not _has(store, f"{name}-{i}", record):
+            wrong.append(i)
     return wrong
 
 

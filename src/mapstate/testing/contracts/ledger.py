@@ -82,12 +82,12 @@ class LedgerContract(BackendContract):
 
         def count_up(_: int) -> None:
             with ExitStack() as stack:
-                own = closing(stack, backend.open(self.state))
+                store = closing(stack, backend.open(self.state))
                 done = 0
                 while done < rounds:
-                    found = own.load()
-                    number, version = (0, None) if found is None else (int(found[0]), found[1])
-                    done += own.swap(b"%d" % (number + 1), version, OPEN) is not None
+                    ledger = store.load()
+                    number, version = (0, None) if ledger is None else (int(ledger[0]), ledger[1])
+                    done += store.swap(b"%d" % (number + 1), version, OPEN) is not None
 
         at_once(count_up, range(drivers))
         assert store.load()[0] == b"%d" % (rounds * drivers)
@@ -111,9 +111,9 @@ class LedgerContract(BackendContract):
         version = self.move(store, OPEN)
         assert another.load() is None
         assert another.swap(b"another", None, LATER) is not None
-        found = store.load()
-        assert found[1] == version
-        assert found[0] != b"another"
+        ledger = store.load()
+        assert ledger[1] == version
+        assert ledger[0] != b"another"
 
     @needs("conditional_writes", "shared_between_processes")
     def test_a_ledger_is_changed_by_another_process(self, backend: Backend, store: Any) -> None:
@@ -167,16 +167,16 @@ class LedgerContract(BackendContract):
         self, store: Any, other: Any, backend: Backend, opened: ExitStack, late: int
     ) -> None:
         stores = [store, *(closing(opened, backend.open(f"{self.state}{at}")) for at in (2, 3))]
-        versions = [self.move(one, OPEN) for one in stores]
+        versions = [self.move(store, OPEN) for store in stores]
         fresh = [closing(opened, backend.open(f"{self.state}{at}")) for at in (4, 5)]
         self.move(stores[late], OPEN)
-        before = [one.load() for one in stores]
-        swaps = [Swap(one, b"late", version, LATER) for one, version in zip(stores, versions, strict=True)]
+        before = [store.load() for store in stores]
+        swaps = [Swap(store, b"late", version, LATER) for store, version in zip(stores, versions, strict=True)]
         assert store.swap_all(swaps) is None
         assert fresh[0].swap_all([Swap(fresh[0], b"late", None, LATER), *swaps]) is None
         made = [Swap(fresh[0], b"late", versions[0], OPEN), Swap(fresh[1], b"late", None, OPEN)]
         assert fresh[0].swap_all(made) is None
-        assert [one.load() for one in (*stores, *fresh)] == [*before, None, None]
+        assert [store.load() for store in (*stores, *fresh)] == [*before, None, None]
         for one in stores:
             self.writer_of(one, OPEN).multi_put(["a"], [self.a_record(1, 7)])
         assert other.load() == before[0]
@@ -189,16 +189,16 @@ class LedgerContract(BackendContract):
 
         def count_up(order: int) -> None:
             with ExitStack() as stack:
-                own = [closing(stack, backend.open(name)) for name in names][::order]
+                stores = [closing(stack, backend.open(name)) for name in names][::order]
                 done = 0
                 while done < rounds:
-                    found = [one.load() for one in own]
-                    numbers = [0 if one is None else int(one[0]) for one in found]
+                    ledgers = [store.load() for store in stores]
+                    numbers = [0 if ledger is None else int(ledger[0]) for ledger in ledgers]
                     swaps = [
-                        Swap(one, b"%d" % (max(numbers) + 1), None if was is None else was[1], OPEN)
-                        for one, was in zip(own, found, strict=True)
+                        Swap(store, b"%d" % (max(numbers) + 1), None if was is None else was[1], OPEN)
+                        for store, was in zip(stores, ledgers, strict=True)
                     ]
-                    if own[0].swap_all(swaps) is not None:
+                    if stores[0].swap_all(swaps) is not None:
                         done += 1
                         apart.extend([numbers] if len(set(numbers)) > 1 else [])
 
@@ -216,13 +216,13 @@ class LedgerContract(BackendContract):
         states = [opening(name, "opaque", self.serializer) for name in (self.state, f"{self.state}2")]
         dies = [Fail(method=method, where=Commits(0), times=None) for method in ("swap", "multi_put")]
         first, answers = Ledgers.open_and_begin([store, FaultyStore(stores[1], *dies)], states, 0, ["refuse"] * 2)
-        attempts = [one for one in answers if isinstance(one, Attempt)]
+        attempts = [answer for answer in answers if isinstance(answer, Attempt)]
         with pytest.raises(StoreUnavailableError):
-            first.commit([Commit(batch_id=0, txid=one.txid, owner="query", at=now()) for one in attempts])
+            first.commit([Commit(batch_id=0, txid=attempt.txid, owner="query", at=now()) for attempt in attempts])
         assert read_ledger(store, self.state).last_commit is not None
         second, _ = Ledgers.open_and_begin(stores, states, 0, ["refuse"] * 2)
-        assert [one.last_commit for one in second.records] == [None, None]
-        assert all(one.in_flight is not None for one in second.records)
+        assert [record.last_commit for record in second.records] == [None, None]
+        assert all(record.in_flight is not None for record in second.records)
 
     # The fence
 
@@ -283,7 +283,7 @@ class LedgerContract(BackendContract):
         writer = self.writer_of(other, OPEN)
         writer.multi_put(["a"], [self.a_record(1, 7)])  # without a get before it
         for number in range(3):
-            keys = [f"{number}-{at}" for at in range(10)]
+            keys = [f"{number}-{i}" for i in range(10)]
             assert writer.multi_get(keys) == [None] * 10
             writer.multi_put(keys, [self.a_record(number, 7)] * 10)
             assert writer.multi_get(keys) == [self.a_record(number, 7)] * 10
@@ -302,10 +302,10 @@ class LedgerContract(BackendContract):
         writer.multi_put(["c", "a", "b", "a"], [three, two, two, one])
         assert writer.multi_get(["b", "x", "a", "c", "b"]) == [two, None, one, three, two]
         assert [side_door.read(self.state, key) for key in "abc"] == [one, two, three]
-        keys = [f"{'k' * (at % 23)}{at}" for at in range(1000)]
+        keys = [f"{'k' * (i % 23)}{i}" for i in range(1000)]
         writer.multi_get(keys)
-        writer.multi_put(keys, [self.a_record(at, 7) for at in range(1000)])
-        assert writer.multi_get(keys[::-1]) == [self.a_record(at, 7) for at in reversed(range(1000))]
+        writer.multi_put(keys, [self.a_record(i, 7) for i in range(1000)])
+        assert writer.multi_get(keys[::-1]) == [self.a_record(i, 7) for i in reversed(range(1000))]
         close_if_possible(writer)
 
     @needs("guarded_writes", "conditional_writes")
@@ -316,17 +316,17 @@ class LedgerContract(BackendContract):
         self.move(store, OPEN)
         store.multi_put(["2-1"], [self.a_record(5, 3)])
         writer = self.writer_of(store, OPEN)
-        chunks = [[f"{chunk}-{at}" for at in range(3)] for chunk in range(4)]
+        chunks = [[f"{chunk}-{i}" for i in range(3)] for chunk in range(4)]
         _read_ahead(writer, chunks[0])
-        for at, chunk in enumerate(chunks):
-            if at + 1 < len(chunks):
-                _read_ahead(writer, chunks[at + 1])
+        for i, chunk in enumerate(chunks):
+            if i + 1 < len(chunks):
+                _read_ahead(writer, chunks[i + 1])
             assert writer.multi_get(chunk) == [self.a_record(5, 3) if key == "2-1" else None for key in chunk]
             if chunk is not chunks[-1]:  # a put is what flushes as well: the last chunk goes without
-                writer.multi_put(chunk, [self.a_record(at, 7)] * 3)
+                writer.multi_put(chunk, [self.a_record(i, 7)] * 3)
         _flush(writer)
-        assert [side_door.read(self.state, f"{at}-{at % 3}") for at in range(4)] == [
-            *(self.a_record(at, 7) for at in range(3)),
+        assert [side_door.read(self.state, f"{i}-{i % 3}") for i in range(4)] == [
+            *(self.a_record(i, 7) for i in range(3)),
             None,
         ]
         close_if_possible(writer)
@@ -387,12 +387,12 @@ class LedgerContract(BackendContract):
     @needs("guarded_writes", "conditional_writes")
     def test_writers_of_one_attempt_work_side_by_side(self, store: Any, other: Any) -> None:
         self.move(store, OPEN)
-        writers = [self.writer_of(one, OPEN) for one in (store, other, store, other)]
-        for at, writer in enumerate(writers):
-            writer.multi_get([f"k{at}"])
-        for at, writer in enumerate(writers):
-            writer.multi_put([f"k{at}"], [self.a_record(at, 7)])
-        assert store.multi_get([f"k{at}" for at in range(4)]) == [self.a_record(at, 7) for at in range(4)]
+        writers = [self.writer_of(opened, OPEN) for opened in (store, other, store, other)]
+        for i, writer in enumerate(writers):
+            writer.multi_get([f"k{i}"])
+        for i, writer in enumerate(writers):
+            writer.multi_put([f"k{i}"], [self.a_record(i, 7)])
+        assert store.multi_get([f"k{i}" for i in range(4)]) == [self.a_record(i, 7) for i in range(4)]
 
     @needs("guarded_writes", "conditional_writes")
     def test_of_concurrent_writers_none_writes_once_the_fence_has_moved(
@@ -405,12 +405,12 @@ class LedgerContract(BackendContract):
         fenced: list[str] = []
 
         def write(at: int) -> None:
-            own: Any = backend.open(self.state)
+            store: Any = backend.open(self.state)
             try:
                 last_try = False
                 while not last_try:
                     last_try = moved.is_set()
-                    writer = self.writer_of(own, OPEN)
+                    writer = self.writer_of(store, OPEN)
                     writer.multi_get(keys)
                     writer.multi_put(keys, [self.a_record(at, 7)] * 3)
                     started[at].set()
@@ -420,13 +420,13 @@ class LedgerContract(BackendContract):
                 fenced.append(repr(error))
             finally:
                 started[at].set()
-                close_if_possible(own)
+                close_if_possible(store)
 
-        threads = [Thread(target=write, args=(at,)) for at in range(3)]
+        threads = [Thread(target=write, args=(i,)) for i in range(3)]
         for thread in threads:
             thread.start()
-        for one in started:
-            one.wait(60)
+        for future in started:
+            future.wait(60)
         self.move(store, LATER)
         self.writer_of(store, LATER).multi_put(keys, [self.a_record(8, 8)] * 3)
         moved.set()
@@ -480,8 +480,8 @@ class LedgerContract(BackendContract):
         writer: Any = self.writer_of(store, OPEN)
         writer.multi_get(["a", "b", "gone", "nowhere"])
         writer.multi_rewrite(["a", "b", "gone", "nowhere"], [self.a_record(9, 7), None, self.a_record(9, 7), None])
-        found = [side_door.read(self.state, key) for key in ("a", "b", "c", "gone", "nowhere")]
-        assert found == [self.a_record(9, 7), None, self.a_record(3), None, None]
+        records = [side_door.read(self.state, key) for key in ("a", "b", "c", "gone", "nowhere")]
+        assert records == [self.a_record(9, 7), None, self.a_record(3), None, None]
         writer.multi_rewrite([], [])
         store.multi_put(["d"], [self.a_record(4)])
         writer.multi_rewrite(["d", "nowhere"], [None, None])
@@ -497,14 +497,14 @@ class LedgerContract(BackendContract):
     def test_a_state_that_is_dropped_leaves_nothing_and_no_other_state_is_touched(
         self, another: Any, backend: Backend, store: Any, side_door: SideDoor
     ) -> None:
-        keys = [f"key {at}" for at in range(2500)]
-        for one in (store, another):
-            one.multi_put(keys, [self.a_record(at) for at in range(len(keys))])
-            self.move(one, OPEN)
-            if isinstance(one, capabilities.Claims):
-                one.claim(7, 0, "somebody")
-            if isinstance(one, capabilities.Reports):
-                one.keep_report(b"report", 10)
+        keys = [f"key {i}" for i in range(2500)]
+        for dropped in (store, another):
+            dropped.multi_put(keys, [self.a_record(i) for i in range(len(keys))])
+            self.move(dropped, OPEN)
+            if isinstance(dropped, capabilities.Claims):
+                dropped.claim(7, 0, "somebody")
+            if isinstance(dropped, capabilities.Reports):
+                dropped.keep_report(b"report", 10)
         assert drop(backend, self.state, force=True).records == len(keys)
         assert store.load() is None
         assert [side_door.read(self.state, key) for key in keys[:3]] == [None] * 3
@@ -514,7 +514,7 @@ class LedgerContract(BackendContract):
         if isinstance(store, capabilities.Reports):
             assert (store.reports(), another.reports()) == ([], [b"report"])
         if isinstance(store, capabilities.SpreadFences):
-            assert {one.token for one in store.fences()} == {None}
+            assert {fence.token for fence in store.fences()} == {None}
         assert another.multi_get(keys[:2]) == [self.a_record(0), self.a_record(1)]
         assert another.load() is not None
         with pytest.raises(StateNotFoundError):
@@ -525,10 +525,10 @@ class LedgerContract(BackendContract):
     def test_a_drop_ends_where_somebody_else_has_changed_the_ledger(self, store: Any, other: Any) -> None:
         version = self.move(store, OPEN)
         self.move(other, LATER)
-        found = other.load()
+        ledger = other.load()
         with pytest.raises(FencedError):
             list(store.drop(version, OPEN))
-        assert other.load() == found
+        assert other.load() == ledger
 
     @needs("drops", "conditional_writes", "fenced_writes")
     def test_what_a_driver_was_writing_is_refused_behind_a_drop(
@@ -548,7 +548,7 @@ class LedgerContract(BackendContract):
     @instead_of("fence_with_ledger")
     def test_the_ledgers_write_leaves_the_fences_alone(self, store: Any, other: Any) -> None:
         before = store.fences()
-        assert {one.token for one in before} == {None}
+        assert {fence.token for fence in before} == {None}
         assert store.swap(b"one", None, OPEN) is not None
         assert store.fences() == other.fences() == before
         with pytest.raises(FencedError):
@@ -563,7 +563,7 @@ class LedgerContract(BackendContract):
         self, store: Any, other: Any, token: FenceToken
     ) -> None:
         moved = store.move_fences([None] * len(store.fences()), token)
-        assert {one.token for one in moved} == {token}
+        assert {fence.token for fence in moved} == {token}
         assert store.fences() == other.fences() == moved
 
     @needs("fenced_writes", "conditional_writes")
@@ -573,7 +573,7 @@ class LedgerContract(BackendContract):
         store.move_fences([None] * count, OPEN)
         first = [OPEN] + [None] * (count - 1)
         moved = store.move_fences(first, LATER)
-        assert [one.token for one in moved] == [LATER] + [OPEN] * (count - 1)
+        assert [fence.token for fence in moved] == [LATER] + [OPEN] * (count - 1)
         assert store.move_fences(first, LATER) == moved  # it may be sent twice
         late = other.move_fences([None] * count, OPEN)
         assert late == store.fences() == moved
@@ -582,7 +582,7 @@ class LedgerContract(BackendContract):
     @instead_of("fence_with_ledger")
     def test_each_record_is_behind_the_fence_of_its_part(self, store: Any, other: Any, side_door: SideDoor) -> None:
         """Each of the two attempts, with one fence moved on, writes what the other one may not."""
-        keys = [f"k{at}" for at in range(300)]
+        keys = [f"k{i}" for i in range(300)]
         self.move(store, OPEN)
         old, new = self.writer_of(store, OPEN), self.writer_of(other, LATER)
         old.multi_get(keys)
@@ -593,11 +593,11 @@ class LedgerContract(BackendContract):
             for key in keys:
                 with suppress(FencedError):
                     writer.multi_put([key], [record])
-        found = [side_door.read(self.state, key) for key in keys]
-        assert self.a_record(8, 8) in found, "300 keys, and none in the part of the first fence"
-        assert all(one in (self.a_record(7, 7), self.a_record(8, 8)) for one in found)
+        records = [side_door.read(self.state, key) for key in keys]
+        assert self.a_record(8, 8) in records, "300 keys, and none in the part of the first fence"
+        assert all(record in (self.a_record(7, 7), self.a_record(8, 8)) for record in records)
         with pytest.raises(FencedError):
-            old.multi_put([keys[found.index(self.a_record(8, 8))]], [self.a_record(7, 7)])
+            old.multi_put([keys[records.index(self.a_record(8, 8))]], [self.a_record(7, 7)])
 
     @needs("fenced_writes", "conditional_writes", "claims")
     @instead_of("fence_with_ledger")
@@ -615,9 +615,9 @@ class LedgerContract(BackendContract):
         for batch_id in range(2):
             attempt = query.attempt(batch_id)
             token = attempt.attempt.token
-            assert {one.token for one in store.fences()} == {token}
+            assert {fence.token for fence in store.fences()} == {token}
             attempt.commit()
-            assert {one.token for one in store.fences()} == {token._replace(closed=True)}
+            assert {fence.token for fence in store.fences()} == {token._replace(closed=True)}
 
     # Claims
 
@@ -640,7 +640,7 @@ class LedgerContract(BackendContract):
 
     @needs("claims")
     def test_of_many_that_claim_at_once_one_holds(self, backend: Backend) -> None:
-        holders = [f"h{at}" for at in range(8)]
+        holders = [f"h{i}" for i in range(8)]
 
         def claim(holder: str) -> str:
             with ExitStack() as stack:

@@ -116,12 +116,12 @@ class MapStateContract(BackingMapContract):
         assert opaque.multi_get(["b", "a", "b"]) == [10, 6, 10]
 
     def test_many_keys_of_a_batch_get_their_own_totals(self, opaque: OpaqueMap[int]) -> None:
-        keys = [f"user-{at}" for at in range(3000)]
+        keys = [f"user-{i}" for i in range(3000)]
         for txid in range(3):
             opaque.begin_commit(txid)
-            opaque.multi_update(keys, [plus(at) for at in range(3000)])
+            opaque.multi_update(keys, [plus(i) for i in range(3000)])
             opaque.commit(txid)
-        assert opaque.multi_get(keys) == [3 * at for at in range(3000)]
+        assert opaque.multi_get(keys) == [3 * i for i in range(3000)]
 
     def test_a_removed_key_is_absent_and_its_replay_still_knows_what_it_was(self, opaque: OpaqueMap[int]) -> None:
         opaque.begin_commit(0)
@@ -150,10 +150,10 @@ class MapStateContract(BackingMapContract):
             assert state.multi_get([f"{key} new", key]) == [None, 10]
 
     def test_an_ungrouped_state_is_one_value(self, store: IBackingMap[str, Any]) -> None:
-        one = SnapshottableMap(OpaqueMap(self.records_of(store, "opaque", FIELDS)), key="\\G")
-        assert one.get() is None
+        single = SnapshottableMap(OpaqueMap(self.records_of(store, "opaque", FIELDS)), key="\\G")
+        assert single.get() is None
         for txid in range(3):
-            one.begin_commit(txid)
-            assert one.update(plus(2)) == 2 * txid + 2
-            one.commit(txid)
-        assert one.get() == 6
+            single.begin_commit(txid)
+            assert single.update(plus(2)) == 2 * txid + 2
+            single.commit(txid)
+        assert single.get() == 6

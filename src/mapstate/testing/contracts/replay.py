@@ -35,7 +35,7 @@ class ReplayContract(BackendContract):
     def seen(self, backend: Backend, *keys: str) -> list[int | None]:
         """Return what a new reader sees."""
         with open_reader(backend, self.state) as reader:
-            return [None if one is None else one["n"] for one in reader.multi_get(list(keys))]
+            return [None if value is None else value["n"] for value in reader.multi_get(list(keys))]
 
     def test_batches_add_up(self, backend: Backend, store: Any) -> None:
         query = self.query(store)
@@ -84,7 +84,7 @@ class ReplayContract(BackendContract):
     def test_a_crash_between_two_chunks_counts_nothing_and_its_replay_counts_once(
         self, backend: Backend, store: Any
     ) -> None:
-        keys = [f"k{at}" for at in range(100)]
+        keys = [f"k{i}" for i in range(100)]
         query = self.query(store)
         query.run(0, dict.fromkeys(keys, 1))
         for written in (0, 50, 99, 100):
@@ -174,14 +174,14 @@ class ReplayContract(BackendContract):
     @needs("scan")
     def test_a_reader_scans_what_counts(self, backend: Backend, store: Any) -> None:
         query = self.query(store)
-        query.run(0, {f"k{at}": at for at in range(50)})
+        query.run(0, {f"k{i}": i for i in range(50)})
         query.orphan(1, {"k0": 1000, "new": 1000})
         with open_reader(backend, self.state) as reader:
-            assert dict(reader.scan(7)) == {(f"k{at}",): {"n": at} for at in range(50)}
+            assert dict(reader.scan(7)) == {(f"k{i}",): {"n": i} for i in range(50)}
 
     @needs("scan")
     def test_a_reader_goes_on_from_any_cursor_of_a_scan_or_gets_none(self, backend: Backend, store: Any) -> None:
-        self.query(store).run(0, {f"k{at:03d}": at for at in range(50)})
+        self.query(store).run(0, {f"k{i:03d}": i for i in range(50)})
         with open_reader(backend, self.state) as reader:
             pages = list(reader.pages_as_of(7))
             assert {page.ledger.last_commit.batch_id for page in pages if page.ledger.last_commit is not None} == {0}
@@ -195,7 +195,7 @@ class ReplayContract(BackendContract):
                 seen |= dict(page.rows)
                 with open_reader(backend, self.state) as other:
                     rest = dict(row for left in other.pages_as_of(9, cursor=page.cursor or "") for row in left.rows)
-                assert {**seen, **rest} == {(f"k{at:03d}",): {"n": at} for at in range(50)}
+                assert {**seen, **rest} == {(f"k{i:03d}",): {"n": i} for i in range(50)}
             assert list(reader.pages_as_of(7, cursor=pages[-1].cursor or "")) == []
             for cursor in [(page.cursor or "")[:-1] for page in pages]:
                 with pytest.raises(UsageError, match="no cursor of state"):
@@ -211,25 +211,25 @@ class ReplayContract(BackendContract):
     def test_the_parts_of_a_scan_have_every_key_once_in_any_order(
         self, backend: Backend, store: Any, most: int
     ) -> None:
-        keys = [f"k{at:03d}" for at in range(50)]
-        self.query(store).run(0, {key: at for at, key in enumerate(keys)})
-        found: list[Any] = []
+        keys = [f"k{i:03d}" for i in range(50)]
+        self.query(store).run(0, {key: i for i, key in enumerate(keys)})
+        pairs: list[Any] = []
         with open_reader(backend, self.state) as reader:
             parts = reader.parts(most)
         assert all(type(part) is str for part in parts)
         assert 1 <= len(parts) <= most
         for part in reversed(parts):
             with open_reader(backend, self.state) as reader:
-                for fields, own, values in reader.part(part, 7):
-                    found += zip(own, fields.named(values), strict=True)
-        assert len(found) == len(keys)
-        assert dict(found) == {(key,): {"n": at} for at, key in enumerate(keys)}
+                for fields, page_keys, values in reader.part(part, 7):
+                    pairs += zip(page_keys, fields.named(values), strict=True)
+        assert len(pairs) == len(keys)
+        assert dict(pairs) == {(key,): {"n": i} for i, key in enumerate(keys)}
         assert isinstance(store, ScansParts) or parts == [""]
 
     @needs("scan")
     def test_the_ledger_knows_how_many_keys_a_scan_finds(self, backend: Backend, store: Any, other: Any) -> None:
         query = self.query(store)
-        query.run(0, {f"k{at}": at for at in range(50)})
+        query.run(0, {f"k{i}": i for i in range(50)})
         with open_reader(backend, self.state) as reader:
             assert reader.count_keys(7)[:2] == (50, 50)
             query.orphan(1, {"k0": 1000, "phantom": 1000})
@@ -242,8 +242,8 @@ class ReplayContract(BackendContract):
     def test_records_that_cannot_be_read_are_named_and_end_no_scan(
         self, backend: Backend, store: Any, side_door: SideDoor
     ) -> None:
-        self.query(store).run(0, {f"k{at:02}": at for at in range(50)})
-        odd = [f"k{at:02}" for at in range(0, 50, 4)]
+        self.query(store).run(0, {f"k{i:02}": i for i in range(50)})
+        odd = [f"k{i:02}" for i in range(0, 50, 4)]
         for key in odd:
             side_door.write(self.state, key, self.odd_record("the word null"))
         seen: dict[Any, Any] = {}
@@ -252,12 +252,12 @@ class ReplayContract(BackendContract):
                 reader.multi_get(["k03", "k04"])
             with pytest.raises(CorruptRecordError, match="keys cannot be read") as caught:
                 seen.update(reader.scan(7))
-        assert seen == {(f"k{at:02}",): {"n": at} for at in range(50) if at % 4}
+        assert seen == {(f"k{i:02}",): {"n": i} for i in range(50) if i % 4}
         assert caught.value.count >= 13  # a listing may give a key twice
         assert len(caught.value.keys) == 10
         assert set(caught.value.keys) < set(odd)
-        found = [one.found for one in examine(backend, self.state) if one.severity == "error"]
-        assert any("keys cannot be read" in one for one in found), "the doctor does not say so"
+        errors = [finding.found for finding in examine(backend, self.state) if finding.severity == "error"]
+        assert any("keys cannot be read" in error for error in errors), "the doctor does not say so"
 
     def test_a_record_with_a_txid_from_the_future_is_named_soon(
         self, backend: Backend, store: Any, side_door: SideDoor
@@ -283,8 +283,8 @@ class ReplayContract(BackendContract):
         with open_reader(backend, self.state) as reader, pytest.raises(CorruptRecordError, match=r"keys.*'a'"):
             seen.update(reader.scan(1))
         assert seen == {("b",): {"n": 2}}
-        found = [one.found for one in examine(backend, self.state) if one.severity == "error"]
-        assert any("keys are newer than the ledger" in one for one in found)
+        errors = [finding.found for finding in examine(backend, self.state) if finding.severity == "error"]
+        assert any("keys are newer than the ledger" in error for error in errors)
 
     @needs("scan", "guarded_writes", "conditional_writes")
     def test_a_vacuum_does_its_work_beside_what_it_cannot_read_and_says_so(

@@ -35,9 +35,9 @@ class SerializerContract:
     def _comes_back(self, codec: RecordCodec, records: list[Any]) -> None:
         data = codec.dumps(records)
         assert len(data) == len(records)
-        assert all(type(one) is bytes for one in data)
-        found = codec.loads([f"k{at}" for at in range(len(data))], data)
-        pairs = list(zip(map(_plain, found), records, strict=True))
+        assert all(type(record) is bytes for record in data)
+        values = codec.loads([f"k{i}" for i in range(len(data))], data)
+        pairs = list(zip(map(_plain, values), records, strict=True))
         assert [pair for pair in pairs if not same(*pair)] == []
 
     @pytest.mark.parametrize("kind", _KINDS)
@@ -47,14 +47,14 @@ class SerializerContract:
     ) -> None:
         values = VALUES[type_name]
         codec = self.codec(serializer, kind, Field("value", "Last", type_name))
-        self._comes_back(codec, [record(kind, at, value, values[at - 1]) for at, value in enumerate(values)])
+        self._comes_back(codec, [record(kind, i, value, values[i - 1]) for i, value in enumerate(values)])
 
     @pytest.mark.parametrize("kind", _KINDS)
     def test_several_fields_come_back_with_their_nulls(self, serializer: Serializer, kind: StateType) -> None:
         fields = [Field(name, "Last", name) for name in VALUES]
-        values = [tuple(VALUES[name][at] if at < len(VALUES[name]) else None for name in VALUES) for at in range(13)]
+        values = [tuple(VALUES[name][i] if i < len(VALUES[name]) else None for name in VALUES) for i in range(13)]
         codec = self.codec(serializer, kind, *fields)
-        self._comes_back(codec, [record(kind, at, value, values[at - 1]) for at, value in enumerate(values)])
+        self._comes_back(codec, [record(kind, i, value, values[i - 1]) for i, value in enumerate(values)])
 
     @pytest.mark.parametrize("kind", ["transactional", "opaque"])
     def test_a_removed_key_and_a_null_are_told_apart(self, serializer: Serializer, kind: StateType) -> None:
@@ -74,12 +74,12 @@ class SerializerContract:
         codec = self.codec(serializer, "opaque", _COUNT)
         assert codec.dumps([]) == []
         assert codec.loads([], []) == []
-        self._comes_back(codec, [(at, at, at - 1) for at in range(10_000)])
+        self._comes_back(codec, [(i, i, i - 1) for i in range(10_000)])
 
     def test_an_absent_record_stays_absent_among_others(self, serializer: Serializer) -> None:
         codec = self.codec(serializer, "opaque", _COUNT)
         [data] = codec.dumps([(1, 2, None)])
-        assert [one and tuple(one) for one in codec.loads(["a", "b", "c"], [None, data, None])] == [
+        assert [record and tuple(record) for record in codec.loads(["a", "b", "c"], [None, data, None])] == [
             None,
             (1, 2, None),
             None,
@@ -110,5 +110,5 @@ class SerializerContract:
             self.codec(serializer, "opaque", _COUNT).loads(["a"], [data])
 
 
-def _plain(found: Any) -> Any:
-    return tuple(found) if isinstance(found, tuple) else found
+def _plain(value: Any) -> Any:
+    return tuple(value) if isinstance(value, tuple) else value
