@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from rotation import Rotation, again_and_again
 from spark_fixtures import AVAILABLE, Visits, contents, finish
 
-from mapstate import Count, Sum, newStream, opaque
+from mapstate import Count, Sum, newStream, opaque, open_reader
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]
 
@@ -48,3 +49,35 @@ def test_no_batch_fails_and_each_row_counts_once(
     changes = len(rotation.passwords)
     assert changes > batches
     tally(f"passwords changed beside a job, applied on {apply_on}", changes=changes, batches=batches)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(4500)
+def test_an_hour_in_which_the_password_changes_each_minute(
+    tally: Callable[..., None], spark, visits: Visits, start_redis, tmp_path: Path
+):
+    """As managed services do: nothing of the job or of a reader beside it fails, and each row counts once."""
+    server = start_redis()
+    url = f"{server.url.replace('://', '://job@')}?password_file={tmp_path}/password"
+    visits.put("0000", [("user-0", 1)])
+    with server.client() as admin:
+        rotation = Rotation(admin, tmp_path / "password")
+        by_user = newStream("visits", visits.stream(spark)).groupBy("user_id")
+        counts = by_user.persistentAggregate(opaque(url, "visits", chunk_size=5), visits=Count(), bytes=Sum("bytes"))
+        end = time.monotonic() + 3600
+        query = counts.start(str(visits.checkpoint), trigger={"processingTime": "1 second"})
+        query.processAllAvailable()
+        reads, number = 0, 0
+        with again_and_again(rotation.change, 60), open_reader(url, "visits") as reader:
+            while time.monotonic() < end and query.isActive:
+                number += 1
+                visits.put(f"{number:04}", [(f"user-{(number + i) % 50}", i) for i in range(40)])
+                reads += reader.get("user-0")["visits"] > 0
+                time.sleep(2)
+        query.processAllAvailable()
+        query.stop()
+    assert counts.last_error is None
+    assert reads == number
+    assert contents(url, "visits") == visits.truth()
+    assert len(rotation.passwords) >= 60
+    tally("an hour of passwords", changes=len(rotation.passwords), files=number, reads=reads)
