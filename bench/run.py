@@ -51,6 +51,7 @@ QUESTIONS = (
     "dataframes",
     "following",
     "connect",
+    "worker_ways",
     "starting",
 )
 KEPT = ROOT / "bench" / "answers.json"

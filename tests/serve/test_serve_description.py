@@ -52,14 +52,19 @@ def test_a_call_answers_as_it_is_described(api, path):
 
 
 def statuses(operation):
-    """Tries a call, half of the time for a state that is there. How often it answered with which status."""
+    """Tries a call, mostly for a state, and half of the time for a window, that is there. How often it answered how."""
     seen = Counter[int]()
 
     @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-    @given(operation.as_strategy(), st.sampled_from(["s", "visits", "tens", "rolling", None]))
-    def answers(case, state):
-        if state is not None and "state" in (case.path_parameters or {}):
-            case.path_parameters["state"] = state
+    @given(
+        operation.as_strategy(),
+        st.sampled_from(["s", "visits", "tens", "rolling", None]),
+        st.sampled_from(["10", None]),
+    )
+    def answers(case, state, end):
+        for name, value in (("state", state), ("end", end)):
+            if value is not None and name in (case.path_parameters or {}):
+                case.path_parameters[name] = value
         for name in ("min_batch", "wait"):  # which would wait
             (case.query or {}).pop(name, None)
         response = case.call()
