@@ -9,7 +9,7 @@ FROM ${PYTHON} AS build
 ARG EXTRAS=aerospike,aws,azure,cli,gcp,redis,serve,sketches
 WORKDIR /build
 COPY . .
-# Also for what builds the wheel.
+# pip takes these versions for the tools that build the wheel, too.
 ENV PIP_CONSTRAINT=/build/constraints.txt
 RUN python3 -m venv /opt/mapstate \
     && /opt/mapstate/bin/python -m pip install --no-cache-dir ".[$EXTRAS]" \

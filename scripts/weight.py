@@ -104,6 +104,7 @@ def _reached(start: str, edges: dict[str, set[str]]) -> set[str]:
 if __name__ == "__main__":
     weight = weigh()
     print(f"src/mapstate: {weight.files} files, {weight.lines:,} lines, {weight.head:,} of them heads;")
-    print(f"  {weight.one_importer} modules with one importer; pages: {weight.words_of_docs:,} words")
+    print(f"  {weight.one_importer} modules with one importer, {weight.vague_names} vague names;")
+    print(f"  pages: {weight.words_of_docs:,} words")
     for ring in weight.rings:
         print(f"  a ring: {ring}")

@@ -17,8 +17,7 @@ from redis.credentials import CredentialProvider
 
 from mapstate.errors import ConfigurationError, missing_driver
 
-TOKEN_SECONDS = 900
-"""For how long a token of AWS can open connections: the longest that its services take."""
+_TOKEN_SECONDS = 900  # for which a token of AWS opens connections: the most that its services take
 
 
 class TokenLogin(CredentialProvider):
@@ -73,7 +72,7 @@ def entra() -> CredentialProvider:
     except ModuleNotFoundError as error:
         raise missing_driver("a login of Azure", error, extra="azure") from error
     credential = DefaultAzureCredential()  # keeps a token until some minutes before it expires
-    return TokenLogin(lambda: credential.get_token("https://redis.azure.com/.default").token, _asked("USER"))
+    return TokenLogin(lambda: credential.get_token("https://redis.azure.com/.default").token, _setting("USER"))
 
 
 def _signed_by_aws(service: str, **more: str) -> CredentialProvider:
@@ -84,7 +83,7 @@ def _signed_by_aws(service: str, **more: str) -> CredentialProvider:
         from botocore.signers import RequestSigner
     except ModuleNotFoundError as error:
         raise missing_driver("a login of AWS", error, extra="aws") from error
-    user, cache = _asked("USER"), _asked("CACHE").lower()
+    user, cache = _setting("USER"), _setting("CACHE").lower()
     session = get_session()
     region = session.get_config_variable("region")
     if not region:
@@ -96,13 +95,13 @@ def _signed_by_aws(service: str, **more: str) -> CredentialProvider:
         identity = session.get_credentials()  # it keeps one, and looks again while it has none
         signer = RequestSigner(ServiceId(service), region, service, "v4", identity, events)
         request = {"method": "GET", "url": address, "body": {}, "headers": {}, "context": {}}
-        signed = signer.generate_presigned_url(request, "connect", region_name=region, expires_in=TOKEN_SECONDS)
+        signed = signer.generate_presigned_url(request, "connect", region_name=region, expires_in=_TOKEN_SECONDS)
         return str(signed).removeprefix("https://")
 
     return TokenLogin(token, user)
 
 
-def _asked(name: str) -> str:
+def _setting(name: str) -> str:
     value = os.environ.get(f"MAPSTATE_REDIS_{name}")
     if not value:
         raise ConfigurationError(
