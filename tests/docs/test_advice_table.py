@@ -271,6 +271,8 @@ ADVICE: dict[str, str] = {
     "versions#the-oldest-pyspark": """
         spark/test_spark35.py::test_batches_count_new_values_come_and_windows_fire_with_them
         spark/test_state_query.py::test_rows_get_the_fields_of_their_keys_and_nulls_where_there_are_none""",
+    "versions#declarative-pipelines": """
+        spark/test_pipelines.py::test_a_state_counts_a_table_of_a_pipeline_that_reads_the_state""",
     "guarantees#rows-are-increments": """
         spark/test_output_modes.py::test_an_aggregation_with_a_watermark_is_added_up_in_append_mode""",
 }

@@ -338,6 +338,11 @@ class _Source(NamedTuple):
     def of(cls, options: Mapping[str, str]) -> _Source:
         """Those of the user; Spark ignores the case of their names. Raises ConfigurationError."""
         given = {name.lower(): value for name, value in options.items()}
+        if "checkpointlocation" in given:  # Spark gives it to a sink alone
+            raise ConfigurationError(
+                "the format mapstate is read, and is no sink. Nothing was written. Keep a state with "
+                "persistentAggregate(...).start(...). See docs/versions.md#declarative-pipelines"
+            )
         unknown = given.keys() - {
             "url",
             "state",
