@@ -7,7 +7,7 @@ ARGS :=
 WORKERS := auto
 
 .DEFAULT_GOAL := help
-.PHONY: help venv wheel demo check test test-containers matrix kafka cluster-test newcomer chaos images model fuzz bench docs lint clean
+.PHONY: help venv wheel demo check test test-containers matrix kafka lakes cluster-test newcomer chaos images model fuzz bench docs lint clean
 
 help:
 	@echo "make demo     shows what mapstate does"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-containers   every store's tests against the servers of docker-compose.yml"
 	@echo "make matrix   the tests of what touches Spark, on PySpark 3.5 to 4.3 with Python 3.11 to 3.13; takes hours"
 	@echo "make kafka    the example of docs/kafka.md on a real broker, killed; needs Maven for the jars"
+	@echo "make lakes    tables of Delta Lake and Iceberg on PySpark 4.1; needs Maven for the jars"
 	@echo "make cluster-test      the ways of docs/cluster.md, on a master and two workers; takes some minutes"
 	@echo "make model    explores the protocol's model; takes half an hour or so"
 	@echo "make fuzz     random small jobs on real Spark, each held against plain Python; ARGS='--jobs 200 --seed 1'"
@@ -108,6 +109,9 @@ matrix: $(STAMP)
 kafka: $(STAMP)
 	scripts/run python -m pytest tests/spark/test_kafka.py --chaos full $(ARGS)
 
+lakes: $(STAMP)
+	scripts/run python -m pytest tests/spark/test_lakes.py --chaos full $(ARGS)
+
 cluster-test: $(STAMP)
 	scripts/run python -m pytest tests/cluster tests/spark/test_executors.py --chaos full $(ARGS)
 
@@ -121,7 +125,7 @@ fuzz: $(STAMP)
 	scripts/run python -m fuzz $(ARGS)
 
 chaos: $(STAMP)
-	scripts/run python -m pytest tests/chaos tests/spark --ignore tests/spark/test_kafka.py --chaos full $(ARGS)
+	scripts/run python -m pytest tests/chaos tests/spark --ignore tests/spark/test_kafka.py --ignore tests/spark/test_lakes.py --chaos full $(ARGS)
 	scripts/run python -m pytest tests --ignore tests/chaos --ignore tests/spark --chaos full -m 'full or spark' $(ARGS)
 
 images: $(STAMP)

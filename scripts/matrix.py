@@ -117,7 +117,7 @@ def run(pyspark: str, python: str, tests: list[str]) -> str:
     if place is not None:
         environment["MAPSTATE_PYSPARK"] = str(place)
     found = f"import pyspark, sys; assert pyspark.__version__ == {PYSPARKS[pyspark]!r}, pyspark.__version__"
-    command = [ROOT / "scripts" / "run", "python"]
+    command: list[str | Path] = [ROOT / "scripts" / "run", "python"]
     subprocess.run([*command, "-c", found], env=environment, cwd=ROOT, check=True)
     # Of the short set each test is named, also one that otherwise runs in `make chaos` only.
     # Neither set has the quick settings of `make test`.

@@ -62,6 +62,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "changes",
         "following",
         "kafka",
+        "lakes",
         "cluster",
         "other_languages",
         "tutorial",

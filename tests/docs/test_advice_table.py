@@ -67,6 +67,11 @@ ADVICE: dict[str, str] = {
         spark/test_initial_rows.py::test_a_history_that_begins_later_or_has_holes_counts_if_that_is_said
         spark/test_initial_rows.py::test_a_query_that_is_started_without_its_seed_is_refused_and_the_seed_goes_on_with_its_plan
         spark/test_initial_rows.py::test_a_source_that_tells_no_start_by_partition_is_refused""",
+    "life#delta-and-iceberg": """
+        protocol/test_adoption.py::test_a_first_batch_that_starts_beyond_its_end_is_refused_and_nothing_is_written
+        spark/test_lakes.py::test_what_a_table_counts_and_what_is_refused_before_anything_is_written""",
+    'operating#each-refusal-and-what-to-do: ReplannedBatchError, "in this run it starts at version"': """
+        spark/test_lakes.py::test_what_a_table_counts_and_what_is_refused_before_anything_is_written""",
     "life#the-commands-of-a-job": """
         spark/test_commands.py::test_a_job_is_seeded_run_and_corrected_by_its_commands
         spark/test_commands.py::test_what_a_job_cannot_do_ends_with_2_and_the_message""",

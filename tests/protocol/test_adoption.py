@@ -21,6 +21,8 @@ from mapstate.protocol.stored_ledger import decode_ledger
 
 FILES = {"logOffset": 7, "source": "FileStreamSource[file:/in]", "newest": 17, "paths": ["file:/in/a"]}
 KAFKA = {"t": {"0": 10, "1": 20}}
+DELTA = {"index": -1, "isStartingVersion": False, "reservoirId": "r", "reservoirVersion": 4, "sourceVersion": 1}
+ICEBERG = {"position": 0, "scan_all_files": False, "snapshot_id": 7, "version": 1}
 KNOWN = (digest_of_files(FILES),)
 
 
@@ -59,6 +61,7 @@ def adopt(store: Any, start: BatchPlan | None, on_gap: Any = "refuse", policy: A
         ([None, KAFKA], plan(None, KAFKA)),  # which had nothing yet
         ([FILES], plan(None, filters=KNOWN)),
         ([FILES, KAFKA], plan(None, KAFKA, filters=("0" * 16, *KNOWN))),
+        ([DELTA], plan(DELTA)),  # by startingVersion
     ],
 )
 def test_a_query_that_starts_where_the_state_ends_goes_on(ends, start):
@@ -82,6 +85,11 @@ ELSEWHERE = [
     ([FILES], plan(None, filters=("0" * 16,)), "without files_not_counted"),  # of where it ended before
     ([FILES], plan({"logOffset": 7}, filters=KNOWN), "without files_not_counted"),  # the number of another log
     ([{"logOffset": 7, "source": "s"}], plan(None, filters=KNOWN), "cannot be compared"),  # too many files to name
+    ([DELTA], plan(None), "cannot be compared"),  # all of the table
+    ([DELTA], plan(DELTA | {"reservoirVersion": 3}), "starts elsewhere"),
+    ([DELTA | {"index": 0}], plan(DELTA), "starts elsewhere"),  # in the middle of a version
+    ([DELTA], plan(DELTA | {"reservoirId": "another table"}), "starts elsewhere"),
+    ([ICEBERG | {"position": 2}], plan(ICEBERG | {"snapshot_id": 8}), "starts elsewhere"),  # maybe the next one
     ([{"logOffset": 7}], plan({"logOffset": 7}), "cannot be compared"),  # two logs of one number: an owner comes back
 ]
 
@@ -131,6 +139,44 @@ def test_an_owner_that_comes_back_is_compared_too_but_not_for_what_it_committed(
     assert isinstance(done, AlreadyCommitted)
     _, (attempt,) = Ledgers.open_and_begin([place], [back], 1, ["refuse"], plan(json.loads(end)[0]))
     assert isinstance(attempt, Attempt)
+
+
+# -- a first batch of a Delta table that has lost its rows
+
+
+def first(version: int, end: dict[str, Any]) -> BatchPlan:
+    return BatchPlan(json.dumps([DELTA | {"reservoirVersion": version}, None]), json.dumps([DELTA | end, KAFKA]), 1)
+
+
+@pytest.mark.parametrize("kind", ["opaque", "transactional", "non-transactional"])
+@pytest.mark.parametrize(
+    ("version", "end"), [(4, {}), (5, {}), (5, {"index": 3}), (5, {"index": -20, "sourceVersion": 3})]
+)
+def test_a_first_batch_that_starts_beyond_its_end_is_refused_and_nothing_is_written(kind, version, end):
+    place, requests = store(), [opening(type=kind)]
+    with pytest.raises(ReplannedBatchError, match=f"up to version 4 .* starts at version {version}: startingVersion"):
+        Ledgers.open_and_begin([place], requests, 0, ["refuse"], first(version, end))
+    assert place.load() is None
+    Ledgers.open_and_begin([place], requests, 0, ["refuse"], first(3, end))  # and dies
+    before = place.load()
+    with pytest.raises(ReplannedBatchError, match="so the rows of the batch would be lost"):
+        Ledgers.open_and_begin([place], requests, 0, ["refuse"], first(version, end))
+    assert place.load() == before
+
+
+@pytest.mark.parametrize("end", [{"index": 3}, {"index": -20, "sourceVersion": 3}, {"reservoirVersion": 5}])
+def test_a_first_batch_that_has_rows_of_its_first_version_or_ends_before_it_goes_on(end):
+    assert isinstance(Ledgers.open_and_begin([store()], [opening()], 0, ["refuse"], first(4, end))[1][0], Attempt)
+
+
+def test_a_first_batch_that_counts_already_is_left_alone_whatever_its_start_has_become():
+    place = store()
+    ledgers, (attempt,) = Ledgers.open_and_begin([place], [opening()], 0, ["refuse"], first(3, {}))
+    ledgers.commit([Commit(batch_id=0, txid=attempt.txid, owner="q", at=now(), offsets=first(3, {}).end)])
+    _, (done,) = Ledgers.open_and_begin([place], [opening()], 0, ["refuse"], first(7, {}))
+    assert isinstance(done, AlreadyCommitted)
+    later = BatchPlan(first(7, {}).end, first(7, {"reservoirVersion": 9}).end, 2, 1)
+    assert isinstance(Ledgers.open_and_begin([place], [opening()], 1, ["refuse"], later)[1][0], Attempt)
 
 
 # -- a batch of which a part was committed

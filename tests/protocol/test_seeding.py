@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +29,7 @@ from mapstate.errors import (
     StateOwnershipError,
     UsageError,
 )
-from mapstate.protocol import seeding, upkeep
+from mapstate.protocol import cuts, seeding, upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import (
     FORMAT,
@@ -407,3 +408,41 @@ def test_no_state_ends_while_another_one_lacks_something(tmp_path):
     with pytest.raises(IncompleteBatchError, match="'s1': 5 rows of the history were staged, and 0 are loaded"):
         driver.end(PLAN, [DONE, DONE])
     assert driver.ledgers[0].load().seed is not None
+
+
+# -- where a history and a table meet
+
+DELTA = {"index": -1, "isStartingVersion": False, "reservoirId": "r", "reservoirVersion": 4, "sourceVersion": 1}
+ICEBERG = {"position": 0, "scan_all_files": False, "snapshot_id": 7, "version": 1}
+
+
+def starts(*entries: Any, tables: bool = True) -> Any:
+    return cuts.starts_of(BatchPlan(json.dumps(entries), "[]"), tables=tables)
+
+
+def test_a_table_starts_at_its_first_version_or_snapshot():
+    assert starts(DELTA, {"visits": {"0": 5}}) == {("delta", "version"): 4, ("visits", "0"): 5}
+    assert starts(ICEBERG) == {("iceberg", "snapshot"): 7}
+    cuts.check_starts(starts(DELTA), {("delta", "version"): 4})
+    for named in ({("delta", "version"): 5}, {("delta", "version"): 3}, {("iceberg", "snapshot"): 4}):
+        with pytest.raises(UsageError, match="by StartsAt"):
+            cuts.check_starts(starts(DELTA), named)
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        [None],  # all of a Delta table
+        [DELTA | {"index": 0}],
+        [DELTA | {"isStartingVersion": True}],
+        [ICEBERG | {"position": 1}],
+        [ICEBERG | {"scan_all_files": True}],  # what the table had before, too
+        [ICEBERG | {"snapshot_id": -1, "position": -1}],  # the table has none yet
+        [DELTA, DELTA],
+    ],
+)
+def test_a_table_that_starts_elsewhere_cannot_meet_a_history(entries):
+    with pytest.raises(UsageError, match="have to meet the stream|two sources read"):
+        starts(*entries)
+    with pytest.raises(UsageError, match="have to meet the stream"):
+        starts(DELTA, tables=False)  # rows have no coordinates in it

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from mapstate.errors import UsageError
 from mapstate.protocol.ledger_record import BatchPlan, LedgerRecord, by_partition
@@ -40,22 +40,33 @@ class Held(NamedTuple):
         return self._replace(reach=None) == other._replace(reach=None)
 
 
-def starts_of(plan: BatchPlan) -> dict[Partition, int]:
+def starts_of(plan: BatchPlan, *, tables: bool = False) -> dict[Partition, int]:
     """Where batch 0 starts in each partition of all sources, as Spark has resolved it. Raises UsageError.
 
-    A partition that is new since then is not in it: a stream reads that from its first record.
+    A partition that is new since then is not in it: a stream reads that from its first record. With ``tables`` the
+    first version of a Delta table and the first snapshot of an Iceberg table are numbers, too.
     """
     entries, starts = json.loads(plan.start), dict[Partition, int]()
     if not isinstance(entries, list) or not entries:
         raise _unknown("of its sources")
     for i, entry in enumerate(entries):
-        partitions = by_partition(entry)
+        partitions = (_start_of_table(entry) if tables else None) or by_partition(entry)
         if partitions is None:
             raise _unknown(f"of source {i}, which is {json.dumps(entry)[:100]}")
         if twice := starts.keys() & partitions.keys():
             raise _unknown(f"of partition {_name(min(twice))}, which two sources read")
         starts.update(partitions)
     return starts
+
+
+def _start_of_table(entry: Any) -> dict[Partition, int] | None:
+    """The version or snapshot of which a source reads all, and nothing before it; None for another start."""
+    match entry:
+        case {"reservoirVersion": int(version), "index": -1, "isStartingVersion": False}:
+            return {("delta", "version"): version}
+        case {"snapshot_id": int(snapshot), "position": 0, "scan_all_files": False}:
+            return {("iceberg", "snapshot"): snapshot}
+    return None
 
 
 def check_meets(

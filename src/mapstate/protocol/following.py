@@ -9,7 +9,7 @@ from typing import Any
 from mapstate.errors import MissingBatchesError
 from mapstate.protocol.joint import batch_of
 from mapstate.protocol.ledger_record import BatchPlan, Commit, LedgerRecord, by_partition, digest_of
-from mapstate.protocol.refusals import starts_elsewhere
+from mapstate.protocol.refusals import starts_beyond, starts_elsewhere
 from mapstate.protocol.ways_back import check_replanned, is_overtaken, is_replanned
 from mapstate.schema import OnGap, OnNewOwner
 
@@ -100,6 +100,22 @@ def check_start(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None, on_
         how = _how_it_starts(end, start, plan.filters)
         if how is not None and not (how == _LATER and on_gap == "accept"):
             raise starts_elsewhere(ledger, last, batch_id, plan.start, how)
+
+
+OF_DELTA = "reservoirVersion"
+"""In the text of an offset in a Delta table: the version."""
+
+
+def check_first(plan: BatchPlan) -> None:
+    """Refuse a batch 0 that starts where it ends, or later, in a Delta table: it has lost its rows.
+
+    Delta resolves ``startingVersion="latest"`` in each run anew, and so beyond what an earlier run planned.
+    """
+    for start, end in zip(_entries(plan.start) or (), _entries(plan.end) or (), strict=False):
+        if isinstance(start, dict) and isinstance(end, dict) and OF_DELTA in start.keys() & end.keys():
+            version, last = start[OF_DELTA], end[OF_DELTA]
+            if version > last or (version == last and end["index"] == -1):
+                raise starts_beyond(plan.offsets, version, last)
 
 
 _LATER = "starts later, so rows would be lost"

@@ -84,8 +84,7 @@ class Ledgers:
         """Take all states, and begin a batch in all of them or in none; see `begin`.
 
         This is one write for a single commit domain, else two per domain. A refused batch leaves a single domain as it
-        was. Of several domains it may leave states that were opened, and nothing else.
-        Raises as `open` and `begin` do.
+        was; of several it may leave states that were opened, and nothing else. Raises as `open` and `begin` do.
         """
         self = cls(stores, openings, on_gaps)
         if len(self.domains) == 1:
@@ -171,8 +170,7 @@ class Ledgers:
             return [every[i][0] for i in domain]
 
         for domain in self.domains:
-            ledgers = [self.ledgers[i] for i in domain]
-            change_all(ledgers, partial(begun, domain), may_create=opens, verify_fences=True)
+            change_all([self.ledgers[i] for i in domain], partial(begun, domain), may_create=opens, verify_fences=True)
             for i in domain:
                 self.ledgers[i].after_begin(results[i])
         return results
@@ -198,6 +196,8 @@ class Ledgers:
             for record, session, on_gap, nonce in zip(reconciled, sessions, on_gaps, names, strict=True)
         ]
         committed = [isinstance(result, AlreadyCommitted) for _, result in results]
+        if batch_id == 0 and plan is not None and following.OF_DELTA in plan.start and not any(committed):
+            following.check_first(plan)
         if any(committed) and not all(committed):
             has, lacks = reconciled[committed.index(True)].state, reconciled[committed.index(False)].state
             raise refusals.counted_in_part(has, lacks, batch_id)

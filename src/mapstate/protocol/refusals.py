@@ -86,6 +86,19 @@ def starts_elsewhere(
     )
 
 
+def starts_beyond(plan: Offsets, version: int, last: int) -> ReplannedBatchError:
+    """The error of a first batch that has nothing any more of what was planned for it."""
+    return ReplannedBatchError(
+        f"batch 0 was planned up to version {last} of a Delta table, and in this run it starts at version {version}: "
+        "startingVersion='latest' is another one in each run, so the rows of the batch would be lost. Nothing was "
+        "written. Start with a new checkpoint, and give startingVersion the number of the first version that counts. "
+        "See docs/life.md#delta-and-iceberg",
+        batch_id=0,
+        found=plan[0],
+        expected=plan[1],
+    )
+
+
 def part_of_a_batch(ledger: LedgerRecord, last: Commit) -> IncompleteBatchError:
     """The error of a state whose last batch counts in part."""
     has = f"counts only a part of batch {last.batch_id}, {last.rows} rows as txid {last.txid}"

@@ -73,7 +73,9 @@ class Coordinates:
 class StartsAt:
     """The history ends below these offsets, and the stream has to start exactly there. Nothing looks into its rows.
 
-    ``offsets``  by topic and partition, as Kafka's startingOffsets: {"visits": {"0": 4711}}, or its JSON
+    ``offsets``  by topic and partition, as Kafka's startingOffsets: {"visits": {"0": 4711}}, or its JSON. Of a table
+                 the first version or snapshot that the stream reads: {"delta": {"version": 43}} behind ``versionAsOf``
+                 42, {"iceberg": {"snapshot": 5014180040331708816}} behind that of its parent
     """
 
     offsets: Mapping[str, Mapping[str, int]] | str
@@ -149,7 +151,7 @@ class Cut:
 
     def __init__(self, initial: InitialRows, plan: BatchPlan) -> None:
         """Raises UsageError where Spark tells no start."""
-        self._initial, self._starts = initial, starts_of(plan)
+        self._initial, self._starts = initial, starts_of(plan, tables=isinstance(initial.ends, StartsAt))
         self._seen: dict[Partition, Held] | None = None
 
     @property

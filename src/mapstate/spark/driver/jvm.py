@@ -88,11 +88,11 @@ class JvmAccess(ABC):
     def initial(self, count: int) -> list[str | None]:  # noqa: ARG002  Spark knows
         """Where the first batch starts in each of ``count`` sources: what a source has written down, or None."""
         sources, offsets = self._execution.sources(), list[str | None]()
-        for i in range(sources.size()):
+        for source in map(sources.apply, range(sources.size())):
             try:
-                offsets.append(str(sources.apply(i).initialOffset().json()))
-            except Exception:  # noqa: BLE001  a source of the older kind, which starts with all that it has
-                offsets.append(None)
+                offsets.append(str(source.initialOffset().json()))
+            except Exception:  # noqa: BLE001  a source of the older kind, which starts with all it has, or at a version
+                offsets.append(query_run.first_version(source) if str(source).startswith("DeltaSource[") else None)
         return offsets
 
     def progress(self) -> tuple[list[str | None], list[str | None]]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from mapstate.errors import UsageError
@@ -59,6 +61,14 @@ def check_plan(plan: Any, output_mode: str) -> None:
     children = plan.children()
     for i in range(children.size()):
         check_plan(children.apply(i), output_mode)
+
+
+def first_version(source: Any) -> str | None:
+    """Where a Delta table's ``startingVersion`` is, in Delta's form; None without one. ``source`` is the JVM's."""
+    with suppress(Exception):  # whatever another Delta has, or a version that is not there
+        first = {"index": -1, "isStartingVersion": False, "sourceVersion": 1, "reservoirId": str(source.tableId())}
+        return json.dumps(first | {"reservoirVersion": int(source.getStartingVersion().get())})
+    return None
 
 
 FILTER = re.compile(f"{FILTER_NAME}([0-9a-f]{{16}})")

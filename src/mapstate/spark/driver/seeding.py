@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from mapstate.aggregators.counted import CountWindows
 from mapstate.errors import ConfigurationError, UsageError
-from mapstate.protocol.ledger_record import Commit, LedgerRecord, now
+from mapstate.protocol.following import check_first
+from mapstate.protocol.ledger_record import BatchPlan, Commit, LedgerRecord, now
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.seed_ledgers import SeedLedgers
 from mapstate.protocol.seeding import check_together, is_complete, with_windows
@@ -169,7 +170,7 @@ class Seeding:
         if settings.reports is not None:
             self._set_up(offsets, [None] * len(seeds))
             records, reports = [open_ledger(None, seed.state.open_request(owner)) for seed in seeds], settings.reports
-            self._check_cut()
+            self._check_cut(plan)
 
             def tried(seed: StateSeed, at: int, frame: DataFrame) -> None:
                 stage, keys, size = seed.tried(f"seed-{at}", records[at], frame)
@@ -188,13 +189,13 @@ class Seeding:
             return None
         digests = [seed.digest(f"{plan.digest().fingerprint}{self._cut.text if self._cut else ''}") for seed in seeds]
         if digests != [record and record.seed and record.seed.stage and record.seed.plan for record in before]:
-            self._check_cut()  # else the history is not read any more
+            self._check_cut(plan)  # else the history is not read any more
         self.ledgers = ledgers
         try:
             listed = [len(seed.entries) for seed in seeds]
             self._requests.ask(lambda: ledgers.open_seeds(digests, listed=listed, initial=self._cut is not None))
             if not self._found(ledgers.records):
-                self._patiently(partial(self._made, ledgers, digests))
+                self._patiently(partial(self._made, ledgers, digests, plan))
             for i, (seed, held) in enumerate(zip(seeds, ledgers.ledgers, strict=True)):
                 while (known := held.record.seed) is not None and not known.is_loaded:
                     self._patiently(partial(seed.bucket, ledgers, i, self._requests))
@@ -233,20 +234,20 @@ class Seeding:
             return False
         return all([own.is_loaded or seed.has_stage(record) for seed, record, own in known])  # noqa: C419  say each
 
-    def _made(self, ledgers: SeedLedgers, digests: Sequence[str]) -> None:
+    def _made(self, ledgers: SeedLedgers, digests: Sequence[str], plan: BatchPlan) -> None:
         """Stages of all states, by one reading."""
         for name in self._names:  # of an attempt of this driver's own
             delete(self._df, f"{self._root}/{name}")
         reading = secrets.token_hex(8)
         self._names = [f"seed-{digest}-{reading}" for digest in digests]
         stages: list[Stage] = []
-        self._check_cut()
+        self._check_cut(plan)
 
         def write(seed: StateSeed, at: int, frame: DataFrame) -> None:
             stages.append(seed.staged(self._names[at], ledgers.records[at], frame))
 
         self._read(write, ledgers.records)
-        self._check_cut(again=True)
+        self._check_cut(plan, again=True)
         for i, stage in enumerate(stages):
             self._requests.ask(partial(ledgers.staged, i, stage.name, windows=stage.windows, **stage.sizes))
             self._say(ledgers.records[i])
@@ -262,8 +263,9 @@ class Seeding:
             for i, (seed, (frame, _)) in enumerate(zip(self._seeds, sent, strict=True)):
                 use(seed, i, frame)
 
-    def _check_cut(self, *, again: bool = False) -> None:
+    def _check_cut(self, plan: BatchPlan, *, again: bool = False) -> None:
         """Check that the initial rows meet the stream: before anything is written, and again when they are staged."""
+        check_first(plan)
         if self._cut is not None and (again or not self._cut.is_checked):
             self._cut.check()
 
