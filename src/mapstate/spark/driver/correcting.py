@@ -246,14 +246,13 @@ def _placed(state: WindowedState, frame: DataFrame, seen: LedgerRecord) -> DataF
     has_none = F.col(pane).isNull()
     if windows.definition.panes.has_gaps:
         has_none = F.col(list(beside_of(state.windows))[-1]) > 0
-    timeless = rows.where(has_none).count()
     number = F.col(pane) if kind == "bigint" else F.unix_micros(pane)
     first = -LATEST if first is None else first
-    panes = rows.where(number < first).select(number.alias(pane)).distinct().orderBy(pane).limit(_MOST_NAMED + 1)
-    gone = [time_text(row[0], kind) for row in panes.collect()]
+    panes = F.array_sort(F.collect_set(F.when(number < first, number)))
+    timeless, gone = rows.agg(F.count_if(has_none), F.slice(panes, 1, _MOST_NAMED + 1)).collect()[0]
     whys = [f"{timeless} rows to add have no time, or one that no window can have"] if timeless else []
     if gone:
-        named = ", ".join([*gone[:_MOST_NAMED], *["..."] * (len(gone) > _MOST_NAMED)])
+        named = ", ".join([*(time_text(at, kind) for at in gone[:_MOST_NAMED]), *["..."] * (len(gone) > _MOST_NAMED)])
         whys.append(f"rows to add are of windows that are gone, past their retention: in panes that begin at {named}")
     if whys:
         why = "; ".join(whys)
