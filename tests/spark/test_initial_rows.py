@@ -261,19 +261,36 @@ def test_a_named_end_has_to_be_the_start_of_the_stream(spark, log, url):
     assert contents(url, "visits") == log.truth()
 
 
+def test_a_history_and_a_stream_that_are_cut_by_a_time_count_each_row_once(spark, log, url):
+    starts(log, 30, 20)  # well before the time, which `bytes` is here
+    rows = newStream(
+        "visits",
+        log.stream(spark).where("bytes >= 100"),
+        initialRows=InitialRows(
+            log.table(spark, ends=(80, 70)).where("bytes < 100"), ends=StartsAt({"visits": {"0": 30, "1": 20}})
+        ),
+    ).groupBy("user_id")
+    counts = rows.persistentAggregate(opaque(url, max_attempts=1), visits=Count(), bytes=Sum("bytes"))
+    assert counts.seed(checkpoint(log)).rows == 200
+    log.send(("u1", 500))
+    counts.start(checkpoint(log), trigger=AVAILABLE).awaitTermination()
+    assert contents(url, "visits") == log.truth()
+
+
 def test_a_source_that_tells_no_start_by_partition_is_refused(spark, log, url, tmp_path):
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "one.csv").write_text("visits,0,0,u1,4\n")
     files = spark.readStream.schema(SCHEMA).csv(str(tmp_path / "files"))
     both = log.stream(spark).union(log.stream(spark))
-    for stream, match in (
-        (files, "tells no start by partition of source 0"),
-        (log.stream(spark).union(files), "tells no start by partition of source 1"),
-        (both, "partition visits 0, which two sources read"),
+    for stream, ticks, match in (
+        (files, False, "tells no start by partition of source 0"),
+        (log.stream(spark).union(files), False, "tells no start by partition of source 1"),
+        (log.stream(spark), True, "tells no start by partition of source 1"),
+        (both, False, "partition visits 0, which two sources read"),
     ):
         for ends in (Coordinates(*PLACES), StartsAt({"visits": {"0": 0, "1": 0}})):
             initial = InitialRows(log.table(spark, ends=(80, 70)), ends=ends)
-            rows = newStream("visits", stream, initialRows=initial).groupBy("user_id")
+            rows = newStream("visits", stream, ticks=ticks, initialRows=initial).groupBy("user_id")
             refused(rows.persistentAggregate(opaque(url, max_attempts=1), visits=Count()), log, url, match)
 
 
