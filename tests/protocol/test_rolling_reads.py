@@ -115,19 +115,19 @@ def test_many_keys_at_once_are_those_of_the_rows(tmp_path, monkeypatch, has_nump
         some = [draw.choice(users[:35]) for _ in range(60)]
         return [Row(start + draw.randint(-150, 20), user, draw.choice([-3, 1, 7, large])) for user in some]
 
-    def right(at: Any) -> list[Any]:
-        found = [job.right(user, at) for user in users]
-        return [one and {name: value for name, value in one.items() if name.split("_")[0] in whole} for one in found]
+    def right(user: str, at: Any) -> Any:
+        values = job.right(user, at)
+        return values and {name: value for name, value in values.items() if name.split("_")[0] in whole}
 
     def check(reader: Any) -> None:
         for at in (None, "watermark", first_time(job), job.newest + 44):
-            assert reader.multi_get(users, at=at) == right(at)
+            of_each = [right(user, at) for user in users]
+            assert reader.multi_get(users, at=at) == of_each
             for columns in (["total_10", "rows_lifetime"], ["total_40"]):
-                asked = [one and {name: one[name] for name in columns} for one in right(at)]
+                asked = [values and {name: values[name] for name in columns} for values in of_each]
                 assert reader.multi_get(users, at=at, columns=columns) == asked
         times = [first_time(job) + draw.randint(0, 90) for _ in users]
-        one_each = [right(at)[place] for place, at in enumerate(times)]
-        assert reader.multi_get(users, at=times) == one_each
+        assert reader.multi_get(users, at=times) == [right(user, at) for user, at in zip(users, times, strict=True)]
 
     for batch in range(8):
         with monkeypatch.context() as changed:
