@@ -34,13 +34,15 @@ def names_as_words(line: str) -> list[str]:
 
 
 @cache
-def lines() -> list[tuple[str, int, list[str]]]:
-    """Each line of each file, with the path below the root and its number: as it is, and each name of several words."""
-    return [
-        (path.relative_to(ROOT).as_posix(), number, [line, *names_as_words(line)])
-        for path in files()
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-    ]
+def lines() -> dict[str, list[tuple[str, str]]]:
+    """Each line of the files, and each of their names of several words: in which files and in which lines it is."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for path in files():
+        name = path.relative_to(ROOT).as_posix()
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            for text in (line, *names_as_words(line)):
+                found.setdefault(text, []).append((name, f"{name}:{number}: {line.strip()}"))
+    return found
 
 
 def test_the_words_of_a_name_are_read():
@@ -51,9 +53,11 @@ def test_the_words_of_a_name_are_read():
 def test_no_file_has_a_word_that_is_out(word):
     pattern = re.compile(word["pattern"])
     hits = [
-        f"{path}:{number}: {texts[0].strip()}"
-        for path, number, texts in lines()
-        if any(map(pattern.search, texts)) and not below(path, list(word.get("except", {})))
+        place
+        for text, places in lines().items()
+        if pattern.search(text)
+        for path, place in places
+        if not below(path, list(word.get("except", {})))
     ]
     assert not hits, f"instead of {word['out']!r} write {word['better']!r}:\n" + "\n".join(hits)
 
