@@ -357,7 +357,16 @@ def test_a_percent_sign_in_a_url_is_decoded(tmp_path):
     assert [path.name for path in tmp_path.glob("*.db")] == ["a b%?.db"]
 
 
-@pytest.mark.parametrize("words", [["ls"], ["ls", "--json"], ["ledger", "s"], ["--help"], ["--version"], ["help"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["ls"],
+        *(pytest.param(words, marks=pytest.mark.full) for words in (["ls", "--json"], ["ledger", "s"])),
+        ["--help"],
+        ["--version"],
+        ["help"],
+    ],
+)
 def test_output_that_cannot_be_written_ends_with_2_and_one_line(words, url, tmp_path):
     place = f"sqlite:///{tmp_path}/state.db"
     Job(place).batch(a=1)
