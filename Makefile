@@ -13,7 +13,7 @@ help:
 	@echo "make demo     shows what mapstate does"
 	@echo "make test     lint, types and tests; ARGS='-k replay' goes to pytest"
 	@echo "               WORKERS=4 runs as many files at one time; else three, or one where a server is given"
-	@echo "make check    lint, types and the tests that need no server and no JVM, without the models"
+	@echo "make check    lint, types and the tests that need no server, browser or JVM, without the models"
 	@echo "make test-containers   every store's tests against the servers of docker-compose.yml"
 	@echo "make matrix   the tests of what touches Spark, on PySpark 3.5 to 4.3 with Python 3.11 to 3.13; takes hours"
 	@echo "make kafka    the example of docs/kafka.md on a real broker, killed; needs Maven for the jars"
@@ -96,7 +96,7 @@ test: lint
 
 check: lint
 	scripts/run python -m pytest -m "not server and not slow" --ignore-glob "tests/protocol/test_*model.py" --quiet \
-	    --numprocesses 2 $(ARGS)
+	    --numprocesses 4 --dist worksteal $(ARGS)
 
 # The servers stay up: docker compose down -v ends them.
 test-containers: $(STAMP)

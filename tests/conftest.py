@@ -27,6 +27,8 @@ pytest_plugins = ["chaos_table", "spark_fixtures", "aerospike_fixtures"]
 
 SERVERS = {
     "aerospike_url",
+    "browser",
+    "moto",
     "postgresql_url",
     "redis_behind_socket",
     "redis_cluster",
@@ -37,7 +39,7 @@ SERVERS = {
     "start_redis",
     "start_sentinels",
 }
-"""The fixtures that start a process which answers others, or a JVM."""
+"""The fixtures that start a process which answers others, a browser, or a JVM."""
 
 # It makes all commands anew for each call, which takes longer than most of them do.
 typer.testing._get_command = functools.cache(typer.main.get_command)  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ PLACE = "s3a://bucket/check point/50% [of] c"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def moto() -> Iterator[str]:
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-p", f"{port}"]
     silent = subprocess.DEVNULL
@@ -51,10 +51,10 @@ def server() -> Iterator[str]:
 
 
 @pytest.fixture
-def s3(server, monkeypatch) -> Any:
+def s3(moto, monkeypatch) -> Any:
     """The server's file system, with nothing in it."""
     for name, value in {
-        "AWS_ENDPOINT_URL": server,
+        "AWS_ENDPOINT_URL": moto,
         "AWS_ACCESS_KEY_ID": "key",
         "AWS_SECRET_ACCESS_KEY": "s3cret",
         "AWS_DEFAULT_REGION": "us-east-1",
@@ -62,9 +62,9 @@ def s3(server, monkeypatch) -> Any:
     }.items():
         monkeypatch.setenv(name, value)
     for path, method in (("moto-api/reset", "POST"), ("bucket", "PUT")):
-        with urlopen(Request(f"{server}/{path}", method=method)):
+        with urlopen(Request(f"{moto}/{path}", method=method)):
             pass
-    return fs.S3FileSystem(endpoint_override=server)
+    return fs.S3FileSystem(endpoint_override=moto)
 
 
 @pytest.fixture
