@@ -71,6 +71,35 @@ def first_version(source: Any) -> str | None:
     return None
 
 
+def check_whole(execution: Any) -> None:
+    """Refuse a source that begins with a snapshot behind others that have expired. ``execution`` is the JVM's.
+
+    An Iceberg table is streamed from the oldest snapshot that is there. Raises UsageError.
+    """
+    sources = execution.sources()
+    for source in map(sources.apply, range(sources.size())):
+        first = _first_snapshot(source)
+        if first is not None:
+            raise UsageError(
+                f"the stream of an Iceberg table begins with snapshot {first}, and those before it have expired: their "
+                "rows are in no stream, and would lack. Nothing was written. Give them as initialRows, the table with "
+                "versionAsOf this snapshot, in front of the stream from the next one on, with a new checkpoint. See "
+                "docs/life.md#delta-and-iceberg"
+            )
+
+
+def _first_snapshot(source: Any) -> int | None:
+    """The snapshot with which a source begins, if the one before it has expired; None for another source."""
+    with suppress(Exception):  # it has no such field
+        field = source.getClass().getDeclaredField("table")  # private to Iceberg
+        field.setAccessible(True)
+        table, first = field.get(source), json.loads(source.initialOffset().json())["snapshot_id"]
+        parent = table.snapshot(first).parentId()
+        if parent is not None and table.snapshot(parent) is None:
+            return int(first)
+    return None
+
+
 FILTER = re.compile(f"{FILTER_NAME}([0-9a-f]{{16}})")
 
 
