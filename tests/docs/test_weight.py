@@ -10,7 +10,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "weight.py"
 # The goal is 32,000 lines. A change that makes the house lighter lowers its bounds. A new feature that
 # cannot do without raising one says in its commit why.
-MOST = {"files": 237, "lines": 45_944, "head": 7_167, "one_importer": 52, "vague_names": 60, "words_of_docs": 78_007}
+MOST = {"files": 237, "lines": 45_980, "head": 7_170, "one_importer": 52, "vague_names": 60, "words_of_docs": 78_023}
 
 
 @pytest.fixture(scope="module")

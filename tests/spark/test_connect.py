@@ -31,6 +31,7 @@ from test_keys_beside_spark import (  # noqa: F401
 )
 
 from mapstate import Count, Max, Sum, Topology, errors, newStream, opaque, open_reader
+from mapstate.spark import with_empty_batches
 from mapstate.testing import wait_for
 
 pytestmark = [pytest.mark.spark, pytest.mark.since("4.0", "Spark Connect")]
@@ -357,11 +358,15 @@ def test_what_cannot_hold_is_refused_before_anything_is_written(spark, visits, t
         counts_of(visits, spark, "memory://").start(visits.checkpoint, trigger=AVAILABLE)
     query = counts_of(visits, spark, f"sqlite:///{tmp_path}/other.db")
     finish(query.start(tmp_path / "other", trigger=AVAILABLE))  # after which it is of no checkpoint again
-    elsewhere = visits.stream(spark).writeStream.foreachBatch(query)
-    elsewhere = elsewhere.option("checkpointLocation", str(tmp_path / "third")).trigger(availableNow=True)
-    with pytest.raises(StreamingQueryException, match="cannot tell which query it serves"):
-        elsewhere.start().awaitTermination(120)
-    by_hand = visits.stream(spark).writeStream.foreachBatch(counts).option("checkpointLocation", str(visits.checkpoint))
+    writer = visits.stream(spark).writeStream
+    for function in (query, counts, lambda rows, _: counts(rows, 0), with_empty_batches(counts, counts)):
+        with pytest.raises(errors.UsageError, match="cannot tell which query it serves"):
+            writer.foreachBatch(function)
+
+    def of_its_own(rows: Any, batch_id: int) -> None:
+        newStream("visits", rows).persistentAggregate(opaque(url), visits=Count())(rows, batch_id)
+
+    by_hand = writer.foreachBatch(of_its_own).option("checkpointLocation", str(visits.checkpoint))
     with pytest.raises(StreamingQueryException, match="cannot tell which query it serves"):
         by_hand.trigger(availableNow=True).start().awaitTermination(120)
     topology = Topology("site")
@@ -373,7 +378,12 @@ def test_what_cannot_hold_is_refused_before_anything_is_written(spark, visits, t
         pass
 
 
-def test_the_page_of_the_docs_runs(server, tmp_path):
+CLIENT_ALONE = "import sys\nsys.modules.update(dict.fromkeys(['py4j', 'pyspark.core', 'pyspark.sql.classic']))\n"
+"""What the distribution pyspark-client does not have."""
+
+
+@pytest.mark.parametrize("lacks", ["", CLIENT_ALONE], ids=["pyspark", "pyspark-client"])
+def test_the_page_of_the_docs_runs(lacks, server, tmp_path):
     logs = tmp_path / "logs"
     logs.mkdir()
     (logs / "visits.csv").write_text("user-42,500\nuser-7,1\nuser-42,10\nuser-42,2\n")
@@ -381,7 +391,7 @@ def test_the_page_of_the_docs_runs(server, tmp_path):
     (code,) = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
     names = {"server": server.url, "logs": str(logs), "checkpoint": str(tmp_path / "checkpoint")}
     names["url"] = f"sqlite:///{tmp_path}/state.db"
-    program = "".join(f"{name} = {value!r}\n" for name, value in names.items()) + code
+    program = lacks + "".join(f"{name} = {value!r}\n" for name, value in names.items()) + code
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=200, check=False)
     assert ran.returncode == 0, ran.stderr
     with open_reader(names["url"], "visits") as state:

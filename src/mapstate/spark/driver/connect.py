@@ -14,6 +14,8 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
+from pickle import PickleError
 from posixpath import normpath
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
@@ -35,12 +37,33 @@ _RELATION = re.compile(r"^[ :+-]*~?StreamingRelation(?:V2)? (.*?\])(?:, name=[^\
 _FILES = re.compile(r"(?:^|\), )FileSource\[(.*?)\], \[", re.DOTALL)
 _log = logging.getLogger("mapstate")
 _URL = "SPARK_CONNECT_LOCAL_URL"  # in the environment of a worker: its server's
-_UNKNOWN = (
-    "under Spark Connect a foreachBatch function cannot tell which query it serves. Nothing was written. Start the "
-    "query with the start(checkpointLocation) of the state, the stream or the topology, in place of writeStream. See "
-    "docs/connect.md#how-a-query-is-started"
-)
 _NOTHING = "__mapstate_is_not_here"
+
+is_started = ContextVar("is_started", default=False)
+"""Set while `start` has a client of Spark Connect pickle a query for its worker."""
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Around that pickling."""
+    token = is_started.set(True)
+    try:
+        yield
+    finally:
+        is_started.reset(token)
+
+
+class UnservedError(UsageError, PickleError):
+    """A state as a foreachBatch function under Spark Connect. PySpark raises no other than a PickleError as it is."""
+
+
+def unserved() -> UnservedError:
+    """The error of a state whose worker would not know of which query a batch is."""
+    return UnservedError(
+        "under Spark Connect a foreachBatch function cannot tell which query it serves. Nothing was written. Start the "
+        "query with the start(checkpointLocation) of the state, the stream or the topology, in place of writeStream. "
+        "See docs/connect.md#how-a-query-is-started"
+    )
 
 
 class Served(NamedTuple):
@@ -186,7 +209,7 @@ class ConnectAccess:
 
     def _served(self) -> Served:
         if self.served is None:
-            raise UsageError(_UNKNOWN)
+            raise unserved()
         return self.served
 
     def _query(self, query_id: str) -> Any:

@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from mapstate.spark.driver.access import is_connect
+
 if TYPE_CHECKING:
     from mapstate.spark.driver.seeding import SeedReport
 
@@ -16,6 +18,14 @@ class Seedable(ABC):
     @abstractmethod
     def _to_start(self) -> Any:
         """See `Startable`."""
+
+    def __getstate__(self) -> object:
+        """Raises UnservedError for a foreachBatch of a Connect client's own, before its query starts."""
+        from mapstate.spark.driver.connect import is_started, unserved
+
+        if not is_started.get() and is_connect(self._to_start().df):
+            raise unserved()
+        return super().__getstate__()
 
     def seed(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from mapstate.backends import opened
@@ -48,9 +48,11 @@ def start_query(
         )
     place = checkpointLocation or options.get("checkpointLocation")
     called: Any = query
+    sent: AbstractContextManager[None] = nullcontext()
     if is_connect(df):  # which pickles it
-        from mapstate.spark.driver.connect import ServedQuery
+        from mapstate.spark.driver.connect import ServedQuery, starting
 
+        sent = starting()
         called = ServedQuery.of(query, df, branches, place)
     elif branches and checkpointLocation == "" and place is None and df.sparkSession.conf.get(_SETTING, None) is None:
         raise UsageError(
@@ -60,7 +62,8 @@ def start_query(
         )
     else:
         _check_states(df, branches, place)
-    writer = df.writeStream.foreachBatch(called).outputMode(mode)
+    with sent:
+        writer = df.writeStream.foreachBatch(called).outputMode(mode)
     if trigger is not None:
         writer = writer.trigger(**({"processingTime": trigger} if isinstance(trigger, str) else trigger))
     if name is not None:
