@@ -30,6 +30,7 @@ QUESTIONS = (
     "chunk_sizes",
     "key_order",
     "partial_aggregate",
+    "blocks",
     "small_batches",
     "large_state",
     "growth",

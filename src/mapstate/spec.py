@@ -12,6 +12,7 @@ from mapstate.backing_map import Backend
 from mapstate.errors import ConfigurationError, check_choice, check_names, check_range
 from mapstate.maps.serialized import CHUNK_BYTES
 from mapstate.schema import KeyOrder, OnGap, OnNewOwner, StateType
+from mapstate.serializers import blocks_of
 from mapstate.serializers import serializer as serializer_named
 
 ApplyOn = Literal["auto", "executors", "driver"]
@@ -31,6 +32,10 @@ class StateOptions(TypedDict, total=False):
     serializer: str
     """How records are written: "json" or "msgpack" in a store of bytes, "native" in a store with types of its own.
     "auto", the default, is "json" or "native".
+    """
+    blocks: Annotated[int | None, (1, 10**7)]
+    """The number of records that the keys share, of an opaque state of numbers, times and text: a thirtieth of the keys
+    that are expected. It is fixed when the state is made. See docs/blocks.md.
     """
     cache_size: int
     """Deprecated, without effect: a cache on the workers made no batch faster. Leave it out."""
@@ -104,11 +109,17 @@ class StateSpec:
     patience: float = 60
     chunk_bytes: int = CHUNK_BYTES
     changes: int | None = None
+    blocks: int | None = None
 
     def __post_init__(self) -> None:
         if self.name is not None:
             check_state_name(self.name)
         native = getattr(self.backend, "native_records", False)
+        if self.blocks is not None or blocks_of(self.serializer) is not None:
+            from mapstate.serializers.blocks import form_of
+
+            self._check("blocks", _KINDS["blocks"])
+            object.__setattr__(self, "serializer", form_of(self, native=native))
         if self.serializer == "auto":
             object.__setattr__(self, "serializer", "native" if native else "json")
         if serializer_named(self.serializer).native != native:

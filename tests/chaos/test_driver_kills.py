@@ -15,14 +15,20 @@ from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.redis, pytest.mark.slow]
 
-# kills of each chain: in the subset, which has one on Redis, and in the full run, which makes 240
-KILLS = {("opaque", False): (1, 86), ("opaque", True): (1, 20), ("transactional", False): (1, 14)}
+# kills of each chain: in the subset, which has one on Redis, and in the full run, which makes 300
+KILLS = {
+    ("opaque", False): (1, 86),
+    ("opaque", True): (1, 20),
+    ("transactional", False): (1, 14),
+    ("blocks", False): (1, 30),
+}
 
 
 @pytest.mark.parametrize(
     ("kind", "on_driver"),
     [
         ("opaque", False),
+        ("blocks", False),
         pytest.param("opaque", True, marks=pytest.mark.full),
         pytest.param("transactional", False, marks=pytest.mark.full),
     ],

@@ -135,11 +135,13 @@ def _(job: Restarts) -> None:
     assert job.keep(opaque(job.sqlite, "s"), 1, "a") == {"a": 2}
 
 
-@row("`serializer`")
+@row("`serializer`, `blocks`")
 def _(job: Restarts) -> None:
     job.keep(opaque(job.sqlite, "s"), 0, "a")
     with pytest.raises(StateSchemaError, match="has the serializer json"):
         job.keep(opaque(job.sqlite, "s", serializer="msgpack"), 1, "a")
+    with pytest.raises(StateSchemaError, match="the job asks for blocks:7"):
+        job.keep(opaque(job.sqlite, "s", blocks=7), 1, "a")
     assert job.keep(opaque(job.sqlite, "s"), 1, "a") == {"a": 2}
 
 

@@ -13,7 +13,7 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.refusals import newer_than_ledger, newer_txids
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.schema import Field
-from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers import blocks_of, record_codec
 
 
 class CodecWithIndex:
@@ -21,16 +21,15 @@ class CodecWithIndex:
 
     def __init__(self, ledger: LedgerRecord) -> None:
         self.ledger = ledger
-        form = serializer(ledger.serializer)
-        self._own = RecordCodec(
-            form,
-            ledger.state,
-            ledger.type,
-            ledger.fields,
-            ledger.field_counts,
-            in_tiles=ledger.rolling is not None,
-        )
+        self._own = record_codec(ledger)
         self._index = index_codec(ledger.serializer, ledger.state)
+
+    def keys_with_value(self, keys: Sequence[StoreKey], values: Sequence[Any]) -> list[StoreKey]:
+        """The keys of the state that have a value: those of the records, or in the blocks."""
+        if self._own.blocks is not None:
+            return [*self._own.blocks.all_texts(keys, values)]
+        pairs = zip(keys, values, strict=True)
+        return [key for key, value in pairs if value is not None and not is_index_key(key)]
 
     def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
         if not any(map(is_index_key, keys)):
@@ -42,8 +41,13 @@ class CodecWithIndex:
             return self._own.dumps(records)
         return [self._of(key).dumps([record])[0] for key, record in zip(keys, records, strict=True)]
 
-    def _of(self, key: StoreKey) -> RecordCodec:
+    def _of(self, key: StoreKey) -> Any:
         return self._index if is_index_key(key) else self._own
+
+
+def measured_fields(ledger: LedgerRecord) -> Sequence[Field] | None:
+    """The fields by which a `Room` tells the size of records; None where only records tell it."""
+    return None if ledger.rolling is not None or blocks_of(ledger.serializer) is not None else ledger.fields
 
 
 def all_records(
@@ -55,7 +59,7 @@ def all_records(
 ) -> Iterator[tuple[list[StoreKey], list[Any], int]]:
     """Read listed keys, and yield part by part: the keys, the record of each or None, and the number of keys read.
 
-    A part has as many keys as its records have room in memory; ``fields`` is None for records of rolling windows.
+    A part has as many keys as its records have room in memory; ``fields`` are the `measured_fields`.
     ``unreadable`` notes keys that cannot be read or listed, and the part comes without them. Where it is None, their
     error is raised.
     """

@@ -26,7 +26,7 @@ from mapstate.protocol.opening import clock_txid
 from mapstate.protocol.stored_ledger import decode_ledger, ledger_store, record_pages
 from mapstate.reader.scans import read_reports
 from mapstate.schema import Field, KeyField, StateType
-from mapstate.serializers import RecordCodec
+from mapstate.serializers import RecordCodec, blocks_of
 from mapstate.serializers import serializer as serializer_named
 
 FORMER_OWNER = "storm-redis"
@@ -84,6 +84,11 @@ def adopt(
 
     """
     check_unique([*(key.name for key in keys), *(field.name for field in fields)])
+    if blocks_of(serializer) is not None:
+        raise UsageError(
+            f"state {state!r} has blocks, and their records cannot be adopted. Nothing was written. Restore ledger and "
+            "records from one backup, or seed a state of another name."
+        )
     with opened(backend_or_url, state) as store:
         can_scan = isinstance(store, Scan)
         if not can_scan:

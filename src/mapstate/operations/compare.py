@@ -38,7 +38,7 @@ from mapstate.reader.committed import CommittedReads
 from mapstate.reader.rolling import Asked, check_columns, shown_fields
 from mapstate.reader.tables import types_of
 from mapstate.schema import number_of
-from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers import RecordCodec, blocks_of, serializer
 from mapstate.values import are_numbers, difference
 from mapstate.waiting import pause
 
@@ -218,9 +218,10 @@ class _Version:
         self.state, self.reads = state, CommittedReads(store, state, "committed", {})
         self.first = self.last = ledger = complete(self.reads.ledger())
         self.checked: LedgerRecord | None = None
-        if ledger.rolling is not None or ledger.has_had_ttl:
-            kind = "has a ttl, so keys go by the clock" if ledger.rolling is None else "has rolling windows"
-            raise UsageError(f"state {state!r} {kind}: it cannot be compared. Nothing was read.")
+        blocks, has_ttl = blocks_of(ledger.serializer), ledger.has_had_ttl
+        if ledger.rolling is not None or has_ttl or blocks:
+            kind = "blocks" if blocks else "a ttl, so keys go by the clock" if has_ttl else "rolling windows"
+            raise UsageError(f"state {state!r} has {kind}: it cannot be compared. Nothing was read.")
         if ledger.windows is not None and ledger.windows.definition.has_parts:
             raise UsageError(
                 f"state {state!r} has sliding windows or sessions, whose records are parts of windows: they cannot be "

@@ -15,7 +15,7 @@ from mapstate.capabilities import Checkup, Claims, FencedWrites, FilteredWrites,
 from mapstate.errors import CorruptRecordError, StoreError
 from mapstate.findings import Finding, Severity, Unreadable
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
-from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known
+from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known, measured_fields
 from mapstate.protocol import upkeep
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import LedgerRecord
@@ -28,7 +28,8 @@ from mapstate.reader.committed import CommittedReads
 from mapstate.reader.scans import read_reports
 from mapstate.reader.windows import WindowReads
 from mapstate.schema import number_of, span_text, time_text
-from mapstate.serializers import serializer
+from mapstate.serializers import blocks_of, serializer
+from mapstate.serializers.blocks import block_names, block_numbers
 from mapstate.serializers.tiles import tiles_of
 
 _MOST_DEAD = 1000
@@ -256,9 +257,7 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
         except CorruptRecordError:  # a field may have been added meanwhile
             return CodecWithIndex(read_ledger(store, ledger.state)).loads(keys, data)
 
-    for keys, records, _ in all_records(
-        pages(), store.multi_get, ledger.fields if ledger.rolling is None else None, loads, unreadable
-    ):
+    for keys, records, _ in all_records(pages(), store.multi_get, measured_fields(ledger), loads, unreadable):
         present = {key: record for key, record in zip(keys, records, strict=True) if record is not None}
         of_values = [key for key in present if not is_index_key(key)]
         count += len(of_values)
@@ -266,7 +265,8 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
             on_page(count)
         for key in of_values:
             try:
-                key_codec.decode(key)
+                for text in _texts(ledger, key, present[key]):
+                    key_codec.decode(text)
                 if ledger.rolling is not None:
                     _ = [*map(tiles_of, present[key][1:])]
             except (CorruptRecordError, errors.KeyEncodingError) as error:
@@ -286,6 +286,20 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
         if keys_of_fault.count:
             text = f"{keys_of_fault.count} keys {fault}: {keys_of_fault.names()}. The first: {keys_of_fault.first}"
             yield Finding("error", "records", text, expected, advice)
+
+
+def _texts(ledger: LedgerRecord, key: StoreKey, record: Any) -> list[StoreKey]:
+    """The key texts of a record. Raises KeyEncodingError for one in a block that is not its own."""
+    blocks = blocks_of(ledger.serializer)
+    if blocks is None:
+        return [key]
+    texts: list[StoreKey] = []
+    for block in (block for block in record[1:] if block is not None):
+        keys = block.texts()
+        if {*block_names(block_numbers(keys, blocks), blocks)} != {key} or len({*keys}) < len(keys):
+            raise errors.KeyEncodingError(f"block {key} has a key of another block, or one twice", key=str(key))
+        texts += keys
+    return texts
 
 
 def _check_txids(

@@ -26,7 +26,7 @@ from mapstate.findings import DistinctKeys, Unreadable
 from mapstate.keys import StoreKey, contains_none, is_index_key
 from mapstate.maps.change_log import is_of_log, is_removable
 from mapstate.maps.pane_index import without_gone
-from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known
+from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known, measured_fields
 from mapstate.maps.serialized import writer_of
 from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
@@ -190,9 +190,7 @@ def _cleaned(
 
     done = Vacuumed(0, 0, 0, None if writer is None else txid)
     pages = record_pages(store, page_size, index=True)  # of a writer after the begin: a store may list all at once
-    for page, records, scanned in all_records(
-        pages, source.multi_get, ledger.fields if ledger.rolling is None else None, loads, unreadable
-    ):
+    for page, records, scanned in all_records(pages, source.multi_get, measured_fields(ledger), loads, unreadable):
         keys, values, idle, present = _due(page, records, ledger.view(), txid, everything=everything, codec=codec)
         if keys and writer is None:
             return None
@@ -261,11 +259,7 @@ def _due(
         if not is_of_log(key)  # which is of one txid for as long as it is kept
     ]
     due += [(key, None) for key in page if is_of_log(key) and is_removable(codec.ledger, key)]
-    present = [
-        key
-        for key, value in zip(page, values, strict=True)
-        if value is not None and key not in idle and not is_index_key(key)
-    ]
+    present = [key for key in codec.keys_with_value(page, values) if key not in idle]
     return [key for key, _ in due], [value for _, value in due], idle, present
 
 

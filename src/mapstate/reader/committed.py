@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from hashlib import blake2b
 from threading import RLock
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
@@ -43,8 +43,11 @@ from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.capabilities import ScansFrom, ScansParts, ThreadSafe
 from mapstate.reader.rolling import Asked, Ends, RollingFields, shown_fields
 from mapstate.reader.scans import BatchReports, read_reports
-from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers import RecordCodec, record_codec, serializer
 from mapstate.waiting import pause
+
+if TYPE_CHECKING:
+    from mapstate.serializers.blocks import BlockCodec
 
 T = TypeVar("T")
 
@@ -75,7 +78,7 @@ class Opened(NamedTuple):
     data: bytes
     ledger: LedgerRecord
     keys: KeyCodec
-    codec: RecordCodec
+    codec: RecordCodec | BlockCodec
     shown: Fields | RollingFields
 
     @property
@@ -177,8 +180,7 @@ class CommittedReads:
         Raises UsageError where the store cannot list its keys, or cannot go on from a cursor, and for a cursor of
         another state or of another incarnation of this one.
         """
-        store = self.store
-        check_page_size(page_size)
+        store, page_size = self.store, self._names_on(page_size)
         if cursor is not None and isinstance(store, ScansFrom):
             ledger, place = self.opened().ledger, cursor[_MARK:]
             if cursor and cursor != mark_of(ledger, place) + place:
@@ -206,8 +208,14 @@ class CommittedReads:
         """List the store's keys of one of `parts`. Errors: see `pages`."""
         if not isinstance(self.store, ScansParts):
             return ((page, None) for page, _ in self.pages(page_size))
-        check_page_size(page_size)
+        page_size = self._names_on(page_size)
         return self._in_turn((records_in(page), None) for page in self.store.scan_part(part, page_size))
+
+    def _names_on(self, page_size: int) -> int:
+        """How many of the store's keys a page of so many keys has. Raises UsageError for no number."""
+        check_page_size(page_size)
+        blocks, ledger = (opened := self.opened()).codec.blocks, opened.ledger
+        return page_size if blocks is None else blocks.on_page(page_size, ledger.keys_held())
 
     def check_scanned(self) -> None:
         """Call this after the last page: raises StaleBatchError if keys may have gone that were there `as_of`."""
@@ -392,19 +400,11 @@ class CommittedReads:
         if last is not None and _schema(last.ledger) == _schema(ledger):
             opened = last._replace(data=data, ledger=ledger)
         else:
-            form = serializer(ledger.serializer)
             opened = Opened(
                 data,
                 ledger,
-                KeyCodec(ledger.keys, native=form.native),
-                RecordCodec(
-                    form,
-                    ledger.state,
-                    ledger.type,
-                    ledger.fields,
-                    ledger.field_counts,
-                    in_tiles=ledger.rolling is not None,
-                ),
+                KeyCodec(ledger.keys, native=serializer(ledger.serializer).native),
+                record_codec(ledger),
                 shown_fields(ledger, self.aggregators)
                 if ledger.rolling is None
                 else RollingFields(ledger, ledger.rolling, self.aggregators),

@@ -181,8 +181,9 @@ class StateReader:
                     raise
                 known = newest  # the state was dropped, and made again with other keys
                 continue
-            opened, values = self._reads.read(texts)
+            opened, values = self._reads.read(texts if known.codec.blocks is None else known.codec.blocks.names(texts))
             if opened.keys is known.keys:
+                values = values if opened.codec.blocks is None else opened.codec.blocks.of_keys(texts, values)
                 values = self._reads.without_gone(opened.ledger, texts, values)
                 ends = self._reads.ends(opened.ledger, asked, len(texts))
                 return opened, *self._reads.answered(opened, asked, texts, values, ends), ends
@@ -427,7 +428,8 @@ class StateReader:
         self, pages: Iterator[Listed], unreadable: Unreadable, count: KeyCount | None, cursor: str | None = None
     ) -> Iterator[tuple[Opened, list[StoreKey], list[Any], str | None]]:
         """The values of each page, which ``count`` and ``unreadable`` note, and the cursor behind it."""
-        fields = None if (ledger := self._reads.opened().ledger).rolling else ledger.fields
+        opened = self._reads.opened()
+        fields = None if opened.ledger.rolling or opened.codec.blocks else opened.ledger.fields
         pauses, room = iter(PAUSES), Room(fields, most_bytes=_PAGE_BYTES)
         for page, behind in unreadable.listed(pages):
             left = len(page)
@@ -438,6 +440,8 @@ class StateReader:
                 if read is None:
                     continue
                 opened, values = read
+                if opened.codec.blocks is not None:
+                    texts, values = opened.codec.blocks.all_keys(values)
                 values = self._reads.without_gone(opened.ledger, texts, values)
                 if count is not None:
                     count.add(opened.ledger, texts, values)

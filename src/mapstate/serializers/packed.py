@@ -82,6 +82,25 @@ def unpacked_all(np: Any, columns: Sequence[bytes], counts: Any) -> Any:
     return out
 
 
+def packed_all(np: Any, numbers: Any, counts: Any) -> list[bytes]:
+    """The reverse: the columns of an array's numbers. Each count is 1 at least."""
+    ends = np.cumsum(counts)
+    largest = np.maximum.reduceat(numbers ^ (numbers >> 63), ends - counts)
+    classes = np.searchsorted([1 << 7, 1 << 15, 1 << 31], largest, side="right")
+    out: list[bytes] = [b""] * len(counts)
+    for kind, letter in enumerate(b"bhiq"):
+        places = np.flatnonzero(classes == kind)
+        if not len(places):
+            continue
+        some = numbers if len(places) == len(counts) else numbers[np.repeat(classes == kind, counts)]
+        data, width, head = some.astype(f"<i{WIDTHS[letter]}").tobytes(), WIDTHS[letter], bytes([letter])
+        last = np.cumsum(counts[places]) * width
+        spans = zip(places.tolist(), (last - counts[places] * width).tolist(), last.tolist(), strict=True)
+        for i, start, end in spans:
+            out[i] = head + data[start:end]
+    return out
+
+
 def _little_endian(numbers: array[int]) -> array[int]:
     if byteorder == "big":
         numbers.byteswap()

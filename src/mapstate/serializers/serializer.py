@@ -57,8 +57,10 @@ class RecordCodec:
     """Encode and decode the records of one state, a chunk at a time. Every task and every reader makes one.
 
     ``field_counts`` is the ledger's: by its txid, a record from before a field was added has fewer values. Records of
-    rolling windows are ``in_tiles``.
+    rolling windows are ``in_tiles``. ``blocks`` is the codec itself where a record has many keys.
     """
+
+    blocks: ClassVar[None] = None
 
     def __init__(
         self,

@@ -58,6 +58,10 @@ class LoggedState(StateDriver):
         return result
 
 
-def driver_of(spec: StateSpec) -> type[LoggedState] | None:
+def driver_of(spec: StateSpec) -> type[StateDriver] | None:
     """The driver of a state with this spec, if it is no plain `StateDriver`."""
+    if spec.blocks is not None:
+        from mapstate.spark.driver.blocks import BlockState
+
+        return BlockState
     return None if spec.changes is None else LoggedState

@@ -105,8 +105,12 @@ class StateDriver:
             self.check_columns(frame)
         frame = self.keyed(frame)
         task, grouping = self.task(frame, record, attempt)
-        grouping.is_partial = self._sparse_batches < self._sparse_needed or not grouping.may_skip_partial
+        grouping.is_partial = self.is_aggregated_twice(grouping)
         return self._checked(grouping.of(frame), task, grouping, rows_sent)
+
+    def is_aggregated_twice(self, grouping: Grouping) -> bool:
+        """Whether rows are aggregated in front of the shuffle, too."""
+        return self._sparse_batches < self._sparse_needed or not grouping.may_skip_partial
 
     def attempt_staged(
         self, frame: DataFrame, staged: DataFrame, record: LedgerRecord, attempt: Attempt

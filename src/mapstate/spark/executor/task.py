@@ -139,8 +139,8 @@ class BatchTask:
             if report.lost_claim:
                 return
         with writer_of(store, self.token, has_txids=self.spec.type != "non-transactional") as writer:
-            room = Room(None if self.in_tiles else self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes)
-            state = self._map_state(SerializedMap(writer, self._codecs()[0], room))
+            room = self.room()
+            state = self._map_state(SerializedMap(writer, self.codecs()[0], room))
             state.begin_commit(self.txid)  # without a commit of the map: the ledger commits, on the driver
             counted = self.counted(batches, report)
             native = self.partials is not None
@@ -155,12 +155,13 @@ class BatchTask:
                     try:
                         values = state.multi_combine(keys, partials, self.keeping(bases))
                     except DataError as error:
-                        raise self._with_key(error, keys, bases, partials) from error
-                delta += _nones(bases) - _nones(values)
+                        raise self.with_key(error, keys, bases, partials) from error
+                count, added = self.written(partials, bases, values)
+                delta += added
                 if index is not None:
                     index.note(keys, bases)
                 report.rows_done += rows
-                report.keys += len(keys)
+                report.keys += count
                 if self.new_values is not None:
                     yield self._new_values(self.new_values, columns, values, bases)
             if index is not None:
@@ -182,7 +183,12 @@ class BatchTask:
         at = read_ledger(store, self.state).in_flight
         return at is not None and (at.txid, at.nonce) == (self.txid, self.token.nonce)
 
-    def _codecs(self) -> tuple[RecordCodec, KeyCodec]:
+    def room(self) -> Room:
+        """How much a task reads and writes at a time."""
+        return Room(None if self.in_tiles else self.fields.fields, self.spec.chunk_size, self.spec.chunk_bytes)
+
+    def codecs(self) -> tuple[Any, KeyCodec]:
+        """Those of records and keys. Asked once or twice in a task."""
         return _codecs(
             form=self.spec.serializer,
             state=self.state,
@@ -211,27 +217,30 @@ class BatchTask:
         return NonTransactionalMap(records)
 
     def key_codec(self) -> KeyCodec:
-        return self._codecs()[1]
+        return self.codecs()[1]
 
     def native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[Chunk]:
         """Chunks of an aggregated batch: one row per key, partials from Catalyst."""
-        codec = self.key_codec()
         width = len(self.keys)
-        names = [key.name for key in self.keys]
-        for field, size in zip(self.fields.fields, self.partials or (), strict=True):
-            names += [field.name] * size
         for batch in batches:
             for part in slices(batch, lambda: room.keys, self.spec.chunk_bytes):
                 rows = pc.sum(part.columns[-1]).as_py()
                 if not rows:
                     continue  # an ungrouped aggregate has one row even where there is nothing to count
-                columns = columns_to_python(part.columns[:-1], names)
-                keys = codec.encode_columns(columns[:width], part.num_rows)
-                at, per_field = width, []
-                for size in self.partials or ():
-                    per_field.append(columns[at : at + size])
-                    at += size
-                yield keys, self.fields.from_columns(per_field), rows, part.columns[:width]
+                yield *self.keys_and_partials(part.columns[:-1], part.num_rows), rows, part.columns[:width]
+
+    def keys_and_partials(self, columns: Sequence[pa.Array], rows: int) -> tuple[list[StoreKey], list[Any]]:
+        """The key texts and partials in the columns of an aggregated batch."""
+        width = len(self.keys)
+        names = [key.name for key in self.keys]
+        for field, size in zip(self.fields.fields, self.partials or (), strict=True):
+            names += [field.name] * size
+        values = columns_to_python(columns, names)
+        at, per_field = width, []
+        for size in self.partials or ():
+            per_field.append(values[at : at + size])
+            at += size
+        return self.key_codec().encode_columns(values[:width], rows), self.fields.from_columns(per_field)
 
     def folded_chunks(self, batches: Iterator[pa.RecordBatch], room: Room, state: MapState[Any]) -> Iterator[Chunk]:
         """Chunks of raw rows sorted by key, folded in Python: for aggregators that are not native."""
@@ -269,7 +278,11 @@ class BatchTask:
 
         return combine
 
-    def _with_key(
+    def written(self, partials: Sequence[Any], bases: Sequence[Any], values: Sequence[Any]) -> tuple[int, int]:
+        """How many keys a chunk has, and how many of them it added, less those that it removed."""
+        return len(partials), _nones(bases) - _nones(values)
+
+    def with_key(
         self, error: DataError, keys: Sequence[StoreKey], bases: Sequence[Any], partials: Sequence[Any]
     ) -> MapStateError:
         """The error of a chunk with the key that it is of, where a key alone raises it, too."""
@@ -310,7 +323,7 @@ def _codecs(
     field_counts: tuple[tuple[int, int], ...],
     keys: tuple[KeyField, ...],
     in_tiles: bool,
-) -> tuple[RecordCodec, KeyCodec]:
+) -> tuple[Any, KeyCodec]:
     """Those of records and keys, made once in each worker: they are the same in all batches of a job."""
     chosen = serializer(form)
     records = RecordCodec(chosen, state, state_type, fields, field_counts, in_tiles=in_tiles)
@@ -354,7 +367,7 @@ def _is_later_try() -> bool:
     return context is not None and context.attemptNumber() > 0
 
 
-def _nones(values: list[Any]) -> int:
+def _nones(values: Sequence[Any]) -> int:
     return 0 if all(values) else values.count(None)  # counting compares each with None
 
 

@@ -32,6 +32,8 @@ class RollingStream(InWindows["RollingAggregate"]):
     def adapted(
         self, state: StateSpec, aggregates: Mapping[str, Aggregator], *, by: Sequence[str]
     ) -> Mapping[str, Aggregator]:
+        if state.blocks is not None:
+            raise ConfigurationError("a state with rolling windows has no blocks: leave blocks out")
         if state.changes is not None:
             raise ConfigurationError(
                 "rolling windows keep no change log, because what a window holds changes without a batch, as time goes "

@@ -1,0 +1,196 @@
+"""A state with blocks beside one with a record per key, on Redis.
+
+All are foreachBatch queries over the same files, with 32 keys a block:
+
+    string         a record per key, with the defaults of a state
+    by key first   the same, with `partial_aggregation="never"`: rows are aggregated once, as those of blocks are
+    blocks         `blocks=` a thirty-second of the keys
+
+The first batch writes every key. Each later one has 2.5 rows of each key that it touches: all of them, a tenth or a
+hundredth. Figures are seconds of the batch function. Processor time is that of Spark, Python and Redis together. After
+the last batch each key of each state is compared with a count of the rows. Reads are those of one thread.
+"""
+
+from __future__ import annotations
+
+from turns import Contestant, Processor, Turns, run_streams, session  # isort: skip
+
+import statistics
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import redis
+from measuring import Answer, Row, ratios, spread, table, timed
+from servers import RedisServer
+
+from mapstate import Count, StateReader, newStream, opaque, open_reader
+
+STRING, BY_KEY, BLOCKS = "string", "by key first", "blocks"
+KEYS_OF_BLOCK = 32
+RATE = 2.5
+CHUNK = 50_000
+READS = 40
+
+
+@dataclass
+class Shape:
+    """A state of ``keys``, and batches that touch one in ``every`` of them."""
+
+    keys: int
+    every: int
+
+    @property
+    def touched(self) -> int:
+        return self.keys // self.every
+
+    @property
+    def name(self) -> str:
+        share = "all" if self.every == 1 else f"1 in {self.every}"
+        return f"{share} of {self.keys:,} keys"
+
+    def users(self, draw: np.random.Generator, *, is_first: bool) -> Any:
+        """The number of each row's user, in an order of its own."""
+        if is_first:
+            return draw.permutation(self.keys)
+        chosen = draw.permutation(self.keys)[: self.touched]
+        return draw.permutation(np.resize(chosen, int(self.touched * RATE)))
+
+
+@dataclass
+class Measured:
+    """Seconds of batches and processor seconds by way, seconds of reads, and bytes of a key."""
+
+    seconds: dict[str, list[float]]
+    spent: dict[str, list[float]]
+    reads: dict[str, dict[str, list[float]]]
+    bytes_of_key: dict[str, float]
+
+
+def compared(spark: Any, shape: Shape, turns_wanted: int) -> Measured:
+    """Measure a shape, and check what all states hold."""
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place, RedisServer().start() as server:
+        folder, draw, counts = Path(place), np.random.default_rng(7), np.zeros(shape.keys, dtype=int)
+        (folder / "input").mkdir()
+        for number in range(turns_wanted + 2):
+            users = shape.users(draw, is_first=not number)
+            counts += np.bincount(users, minlength=shape.keys)
+            rows = pa.table({"user_id": pa.array([f"user-{user}" for user in users])})
+            pq.write_table(rows, folder / "input" / f"batch-{number:03d}.parquet", row_group_size=len(users) // 4 or 1)
+        stream = newStream("rows", spark.createDataFrame([], "user_id string")).groupBy("user_id")
+        names = {STRING: "string", BY_KEY: "by-key", BLOCKS: "blocks"}
+        specs = {
+            STRING: opaque(server.url, names[STRING]),
+            BY_KEY: opaque(server.url, names[BY_KEY], partial_aggregation="never"),
+            BLOCKS: opaque(server.url, names[BLOCKS], blocks=shape.keys // KEYS_OF_BLOCK),
+        }
+        ways: dict[str, Contestant] = {way: stream.persistentAggregate(spec, n=Count()) for way, spec in specs.items()}
+        sizes: dict[str, float] = {}
+        turns, processor = Turns(list(ways)), Processor()
+        counted = {
+            way: weighed(server, shape, way, processor.counted(way, contestant), sizes)
+            for way, contestant in ways.items()
+        }
+        run_streams(spark, folder, counted, turns, schema="user_id string")
+        reads = {way: read(server.url, names[way], counts, draw) for way in (STRING, BLOCKS)}
+        for name in names.values():
+            check(server.url, name, counts)
+    return Measured(
+        {way: own[2:] for way, own in turns.seconds.items()},
+        {way: [sum(turn.values()) - turn["idle"] for turn in own[2:]] for way, own in processor.seconds.items()},
+        reads,
+        sizes,
+    )
+
+
+def weighed(server: RedisServer, shape: Shape, way: str, contestant: Contestant, sizes: dict[str, float]) -> Contestant:
+    """Keep what the keys of the first batch take in Redis."""
+
+    def function(batch_df: Any, batch_id: int) -> None:
+        if batch_id:
+            contestant(batch_df, batch_id)
+            return
+        before = used(server)
+        contestant(batch_df, batch_id)
+        sizes[way] = (used(server) - before) / shape.keys
+
+    return function
+
+
+def used(server: RedisServer) -> int:
+    with redis.Redis(port=server.port) as client:
+        return int(client.info("memory")["used_memory"])
+
+
+def read(url: str, name: str, counts: Any, draw: np.random.Generator) -> dict[str, list[float]]:
+    """Seconds of reads: of one key, of a thousand, and of all."""
+    seconds: dict[str, list[float]] = {"get": [], "multi_get of 1,000": [], "scan": []}
+    with open_reader(url, name) as reader:
+        for _ in range(READS):
+            users = [f"user-{user}" for user in draw.permutation(len(counts))[:1000]]
+            seconds["get"].append(timed(lambda: [reader.get(user) for user in users[:20]]) / 20)  # noqa: B023
+            seconds["multi_get of 1,000"].append(timed(lambda: reader.multi_get(users)))  # noqa: B023
+        seconds["scan"] = [timed(lambda: scanned(reader)) for _ in range(3)]
+    return seconds
+
+
+def scanned(reader: StateReader) -> int:
+    return sum(len(page) for page in reader.pages(10_000))
+
+
+def check(url: str, name: str, counts: Any) -> None:
+    """Check that a state has each key, with its count."""
+    with open_reader(url, name) as reader:
+        assert reader.key_count() == len(counts), f"{name} has another number of keys"
+        for start in range(0, len(counts), CHUNK):
+            some = counts[start : start + CHUNK]
+            values = reader.multi_get([f"user-{start + at}" for at in range(len(some))])
+            assert [value and value["n"] for value in values] == some.tolist(), f"{name} counted wrong"
+
+
+def ask(turns: int = 12, keys: int = 400_000) -> Answer:
+    rows, lines, reads, figures = [], [], [], {}
+    spark = session()
+    compared(spark, Shape(10_000, 1), 3)  # else Java compiles what the first plans run, while they are timed
+    for shape in [Shape(keys, 1), Shape(keys, 4), Shape(keys, 10), Shape(keys, 100)]:
+        measured = compared(spark, shape, turns)
+        of_string = ratios(measured.seconds[BLOCKS], measured.seconds[STRING])
+        of_by_key = ratios(measured.seconds[BLOCKS], measured.seconds[BY_KEY])
+        spent = ratios(measured.spent[BLOCKS], measured.spent[STRING])
+        rows.append(Row(f"blocks, {shape.name}", "a record per key", of_string))
+        figures[f"blocks.{shape.name}"] = statistics.median(of_string)
+        milliseconds = [spread(measured.seconds[way], 1000) for way in (STRING, BY_KEY, BLOCKS)]
+        lines.append((shape.name, *milliseconds, spread(of_string), spread(of_by_key), spread(spent)))
+        print(*lines[-1], sep=" | ", flush=True)
+        if shape.every > 1:
+            continue
+        for way_of_reading, seconds in measured.reads[BLOCKS].items():
+            own = ratios(seconds, measured.reads[STRING][way_of_reading])
+            reads.append(
+                (
+                    way_of_reading,
+                    spread(measured.reads[STRING][way_of_reading], 1000),
+                    spread(seconds, 1000),
+                    spread(own),
+                )
+            )
+        sizes = [f"{measured.bytes_of_key[way]:.1f}" for way in (STRING, BLOCKS)]
+        reads.append(("bytes of a key", *sizes, f"{measured.bytes_of_key[BLOCKS] / measured.bytes_of_key[STRING]:.2f}"))
+        print(*reads, sep="\n", flush=True)
+    spark.stop()
+    batches = table(
+        "a batch touches | milliseconds, a record per key | aggregated once | blocks | of a record per key "
+        "| of that aggregated once | processor time of a record per key",
+        lines,
+    )
+    return Answer(
+        rows,
+        f"{turns} turns after two to warm up; one count, {KEYS_OF_BLOCK} keys a block, {RATE:g} rows of each key that "
+        "a batch touches; opaque on Redis, `local[2]`",
+        f"{batches}\n\n{table('milliseconds | a record per key | blocks | of a record per key', reads)}",
+        figures,
+    )

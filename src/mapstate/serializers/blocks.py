@@ -1,0 +1,494 @@
+"""Blocks: the records of a state whose keys share records, and their values as columns.
+
+A key's block is the CRC-32 of its text, before anything in it is escaped, modulo the number of blocks. Its record is
+one opaque value, whose value is a map of keys to values, in MessagePack whatever the serializer of other records::
+
+    [txid, keys, [column, ...], new, [column before, ...], keys before]
+
+``keys`` are key texts, each with a line feed behind it. A field has a column for each part of its type, and one that
+says which of its values are null, empty where none is. ``new`` is how many of the last keys are not in the value
+before, whose columns stand as they were stored. ``keys before`` is null, unless a key is gone since.
+
+A column of integers, also of decimals by their last digit, is packed as in `mapstate.serializers.packed`; one of
+doubles is ``d`` and 8 bytes each, little-endian. A list has values of other types, and what does not fit.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from decimal import Decimal
+from sys import byteorder
+from typing import Annotated, Any
+from zlib import crc32
+
+import msgspec
+
+from mapstate.errors import ConfigurationError, CorruptRecordError, IncompleteBatchError, SerializationError, cut, shown
+from mapstate.key_types import split, text_of
+from mapstate.schema import Field, KeyField
+from mapstate.serializers.one_by_one import UNREADABLE
+from mapstate.serializers.packed import WIDTHS, number_at, packed, unpacked, with_number
+from mapstate.serializers.value_types import INTEGERS, TXID, WireForm, struct_parts, wire_type
+
+KEY_TYPES = ("string", *INTEGERS, "boolean", "date", "timestamp", "binary")
+"""The types of key columns whose text Spark writes as Python does, so that both tell a key's block."""
+
+_PART_TYPES = (*INTEGERS, "double", "float", "boolean", "date", "timestamp", "timestamp_ntz", "string")
+_DOUBLE = ord("d")
+_COLUMNS = tuple[bytes | list[Any], ...]
+_decode = msgspec.msgpack.Decoder(
+    tuple[TXID, bytes, _COLUMNS, Annotated[int, msgspec.Meta(ge=0)], _COLUMNS, bytes | None]
+).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def form_of(spec: Any, *, native: bool) -> str:
+    """The serializer of a state by its `StateSpec`. Raises ConfigurationError for one that cannot have blocks."""
+    form = f"blocks:{spec.blocks}"
+    for why, is_so in (
+        ("nobody says how many: blocks=...", spec.blocks is None),
+        (f"it is {spec.type}, and keeps no value before", spec.type != "opaque"),
+        (f"{spec.backend!r} has types of its own", native),
+        ("it has a ttl, which is that of a whole record", spec.ttl is not None),
+        ("it keeps a change log", spec.changes is not None),
+        (f"it is written as {spec.serializer}", spec.serializer not in ("auto", form)),
+    ):
+        if is_so:
+            raise ConfigurationError(f"a state has no blocks if {why}: leave blocks out. See docs/blocks.md")
+    return form
+
+
+def not_in_blocks(keys: Sequence[KeyField], fields: Sequence[Field]) -> str | None:
+    """Why a state with these cannot have blocks; None if it can."""
+    for key in keys:
+        if key.type not in KEY_TYPES:
+            return f"the key column {key.name!r} is a {key.type}, whose text Spark writes in another way"
+    for field in fields:
+        kinds = struct_parts(field.type) if field.type.startswith("struct<") else [field.type]
+        if not all(kind in _PART_TYPES or kind.startswith("decimal(") for kind in kinds):
+            return f"the field {field.name!r} is a {field.type}, and values stand in columns of numbers, times or text"
+    return None if keys else "it has one key"
+
+
+def block_numbers(texts: Sequence[str], blocks: int) -> list[int]:
+    """The block of each key text."""
+    if "\\" in "".join(texts):
+        texts = ["|".join(map(_unescaped, split(text))) if "\\" in text else text for text in texts]
+    return [crc32(text.encode()) % blocks for text in texts]
+
+
+def _unescaped(part: str) -> str:
+    return part if part == "\\N" else text_of(part)
+
+
+def block_names(numbers: Iterable[int], blocks: int) -> list[str]:
+    """The keys of blocks in the store: the number, with as many digits as the last one has."""
+    digits = len(str(blocks - 1))
+    return [f"{number:0{digits}}" for number in numbers]
+
+
+class Block:
+    """The value of a block: its key texts, and its values in columns. Nobody changes it."""
+
+    __slots__ = ("columns", "count", "keys")
+
+    def __init__(self, keys: bytes, columns: Sequence[Any], count: int) -> None:
+        self.keys, self.columns, self.count = keys, columns, count
+
+    def texts(self) -> list[str]:
+        """The keys in the order of the values."""
+        return self.keys.decode().split("\n")[:-1]
+
+    def place(self, text: str) -> int | None:
+        """The place of a key, None where it is not there."""
+        key = text.encode() + b"\n"
+        at = 0 if self.keys.startswith(key) else self.keys.find(b"\n" + key) + 1
+        if not at and not self.keys.startswith(key):
+            return None
+        return self.keys.count(b"\n", 0, at)
+
+
+class _Earlier(Block):
+    """The value before, in a record that was read. It is made when somebody asks."""
+
+    __slots__ = ("_codec", "_of")
+
+    def __init__(self, codec: BlockCodec, of: tuple[Any, ...]) -> None:
+        self._codec, self._of = codec, of
+
+    def __getattr__(self, name: str) -> Any:
+        """What a block has: it is made, and then it is there."""
+        block = self._codec.earlier(*self._of)
+        self.keys, self.columns, self.count = block.keys, block.columns, block.count
+        return getattr(block, name)
+
+
+class _Part:
+    """A part of a field's type: how its values become a column, and a column its values."""
+
+    def __init__(self, kind: str) -> None:
+        self._values = list[wire_type(kind, WireForm())]  # type: ignore[misc]
+        self._is_double, self._is_integer = kind in ("double", "float"), kind in INTEGERS
+        self.widths = {_DOUBLE: 8} if self._is_double else WIDTHS if self._is_integer or kind[:8] == "decimal(" else {}
+        self._scale = int(kind[:-1].rpartition(",")[2]) if kind.startswith("decimal(") else None
+        self.filler = 0 if self._is_integer else 0.0 if self._is_double else None if self._scale is None else Decimal(0)
+
+    def pack(self, values: list[Any]) -> Any:
+        """The column of some values."""
+        if self._is_integer:
+            return packed(values) or values
+        if self._is_double:
+            try:
+                return b"d" + _little_endian(array("d", values)).tobytes()
+            except TypeError:  # null
+                return values
+        return values if self._scale is None else self._packed_decimals(values, self._scale) or values
+
+    def _packed_decimals(self, values: list[Any], scale: int) -> bytes | None:
+        try:
+            numbers = [int(value.scaleb(scale)) for value in values]
+        except AttributeError:  # null
+            return None
+        is_exact = all(Decimal(number).scaleb(-scale) == value for number, value in zip(numbers, values, strict=True))
+        return packed(numbers) if is_exact else None
+
+    def listed(self, column: Any, count: int) -> list[Any]:
+        """A list that was read. Raises one of `UNREADABLE` for one that has not so many values of the type."""
+        if len(column) != count:
+            raise ValueError(f"a column of {len(column)} values for {count} keys")
+        values: list[Any] = msgspec.convert(column, self._values)
+        return values
+
+    def values(self, column: Any) -> list[Any]:
+        """The values of a column."""
+        if type(column) is not bytes:
+            return column  # type: ignore[no-any-return]
+        if self._is_double:
+            return _little_endian(array("d", column[1:])).tolist()
+        numbers: list[Any] = unpacked(column)
+        return numbers if self._scale is None else [Decimal(number).scaleb(-self._scale) for number in numbers]
+
+    def value(self, column: Any, at: int) -> Any:
+        """One of them."""
+        if type(column) is not bytes:
+            return column[at]
+        if self._is_double:
+            return _little_endian(array("d", column[1 + 8 * at : 9 + 8 * at]))[0]
+        number = number_at(column, at)
+        return number if self._scale is None else Decimal(number).scaleb(-self._scale)
+
+    def with_value(self, column: Any, at: int, value: Any) -> Any:
+        """The column with another value at a place. The column stays as it is."""
+        if self._is_integer and type(column) is bytes:
+            changed = with_number(column, at, at + 1, value)
+            return changed if type(changed) is bytes else self.pack(changed)
+        values = [*self.values(column)]
+        values[at] = value
+        return self.pack(values)
+
+
+class _Column:
+    """A field: the columns of its parts, and the one of its nulls."""
+
+    def __init__(self, kind: str) -> None:
+        self._is_struct = kind.startswith("struct<")
+        self.parts = [_Part(part) for part in (struct_parts(kind) if self._is_struct else [kind])]
+        self.width = len(self.parts) + 1
+
+    def pack(self, values: list[Any]) -> list[Any]:
+        nulls = b""
+        if None in values:
+            nulls = packed([value is None for value in values]) or b""
+            null = tuple(part.filler for part in self.parts)
+            values = [(null if self._is_struct else null[0]) if value is None else value for value in values]
+        by_part = map(list, zip(*values, strict=True)) if self._is_struct else [values]
+        return [*(part.pack(of) for part, of in zip(self.parts, by_part, strict=True)), nulls]
+
+    def values(self, columns: Sequence[Any]) -> list[Any]:
+        by_part = [part.values(of) for part, of in zip(self.parts, columns, strict=False)]
+        values: list[Any] = list(zip(*by_part, strict=True)) if self._is_struct else by_part[0]
+        if columns[-1]:
+            values = [None if null else value for value, null in zip(values, unpacked(columns[-1]), strict=True)]
+        return values
+
+    def value(self, columns: Sequence[Any], start: int, at: int) -> Any:
+        nulls = columns[start + self.width - 1]
+        if nulls and number_at(nulls, at):
+            return None
+        if not self._is_struct:
+            return self.parts[0].value(columns[start], at)
+        return tuple([part.value(columns[start + i], at) for i, part in enumerate(self.parts)])
+
+    def with_value(self, columns: Sequence[Any], at: int, value: Any) -> list[Any]:
+        if value is None or columns[-1]:
+            values = self.values(columns)
+            values[at] = value
+            return self.pack(values)
+        parts = value if self._is_struct else (value,)
+        pairs = zip(self.parts, columns, parts, strict=False)
+        return [*(part.with_value(of, at, new) for part, of, new in pairs), b""]
+
+
+class BlockCodec:
+    """Encode and decode the records of blocks, with the methods of `RecordCodec`; and values of their keys.
+
+    A record is ``(txid, block, block before)``, None where there is no key. ``own_txid`` is that of a task, which
+    finds no record of its own attempt: it writes each block once.
+    """
+
+    def __init__(self, state: str, fields: Sequence[Field], blocks: int, own_txid: int | None = None) -> None:
+        self._state = state
+        self._number = blocks
+        self._fields = [_Column(field.type) for field in fields]
+        self._parts = [part for column in self._fields for part in (*column.parts, None)]
+        self._ends = [0]
+        for column in self._fields:
+            self._ends.append(self._ends[-1] + column.width)
+        self._own_txid = own_txid
+
+    @property
+    def blocks(self) -> BlockCodec:
+        """Itself: the codec of a state with blocks. See `RecordCodec.blocks`."""
+        return self
+
+    def block(self, keys: bytes, values: list[Any]) -> Block | None:
+        """The block of some keys and their values, as `Fields` has them. Raises SerializationError."""
+        if not values:
+            return None
+        by_field: Iterable[Any] = [values]
+        if len(self._fields) > 1:
+            by_field = map(list, zip(*values, strict=True))
+        elif (None,) in values:
+            by_field = [[None if value == (None,) else value for value in values]]
+        columns: list[Any] = []
+        try:
+            for field, of in zip(self._fields, by_field, strict=True):
+                columns += field.pack(of)
+        except SerializationError as error:
+            raise SerializationError(f"state {self._state!r}: {error.message}", state=self._state) from error
+        return Block(keys, columns, len(values))
+
+    def values(self, block: Block) -> list[Any]:
+        """The values of a block's keys."""
+        columns = [
+            field.values(block.columns[start : start + field.width])
+            if start < len(block.columns)
+            else [None] * block.count  # a field that was added since
+            for start, field in zip(self._ends, self._fields, strict=False)
+        ]
+        if len(columns) > 1:
+            return list(zip(*columns, strict=True))
+        return [(None,) if value is None else value for value in columns[0]] if None in columns[0] else columns[0]
+
+    def value(self, block: Block, at: int) -> Any:
+        """The value of the key at a place."""
+        columns, values = block.columns, list[Any]()
+        for start, field in zip(self._ends, self._fields, strict=False):
+            values.append(field.value(columns, start, at) if start < len(columns) else None)
+        return tuple(values) if len(values) > 1 or values[0] is None else values[0]
+
+    def with_value(self, block: Block, at: int, value: Any) -> Block | None:
+        """The block with another value at a place; None where only a new block would do."""
+        if value is None or len(block.columns) < self._ends[-1]:
+            return None
+        values = value if len(self._fields) > 1 else (None if value == (None,) else value,)
+        columns: list[Any] = []
+        for start, field, of in zip(self._ends, self._fields, values, strict=False):
+            columns += field.with_value(block.columns[start : start + field.width], at, of)
+        return Block(block.keys, columns, block.count)
+
+    def names(self, texts: Sequence[Any]) -> list[Any]:
+        """The store's key of each key text: its block's."""
+        return block_names(block_numbers(texts, self._number), self._number)
+
+    def of_keys(self, texts: Sequence[Any], blocks: Sequence[Block | None]) -> list[Any]:
+        """The value of each key text, from its block."""
+        places = [None if block is None else block.place(text) for text, block in zip(texts, blocks, strict=True)]
+        pairs = zip(places, blocks, strict=True)
+        return [None if i is None or block is None else self.value(block, i) for i, block in pairs]
+
+    def all_texts(self, names: Sequence[Any], values: Sequence[Any]) -> list[str]:
+        """The key texts in some records' values; others than blocks are of what stands beside them."""
+        pairs = zip(names, values, strict=True)
+        return [text for name, block in pairs if block is not None and name[:1] != "\\" for text in block.texts()]
+
+    def all_keys(self, blocks: Sequence[Block | None]) -> tuple[list[Any], list[Any]]:
+        """The key texts in some blocks, and their values."""
+        there = [block for block in blocks if block is not None]
+        texts = [text for block in there for text in block.texts()]
+        return texts, [value for block in there for value in self.values(block)]
+
+    def on_page(self, page_size: int, held: int | None) -> int:
+        """How many blocks have about so many keys; ``held`` is the number of all keys."""
+        return max(1, page_size * self._number // max(held or 0, self._number))
+
+    def dumps(self, records: Sequence[Any]) -> list[bytes]:
+        """Encode one document per record. Raises SerializationError."""
+        try:
+            return [_encode(_document(*record)) for record in records]
+        except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
+            raise SerializationError(
+                f"state {self._state!r}: a value cannot be encoded: {cut(error)}", state=self._state
+            ) from error
+
+    def loads(self, keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
+        """Decode the records; None stays None. Raises CorruptRecordError, with all such keys in ``keys``."""
+        out: list[Any] = []
+        errors: list[CorruptRecordError] = []
+        for key, item in zip(keys, data, strict=True):
+            try:
+                out.append(None if item is None else self._record(item))
+            except UNREADABLE as error:
+                errors.append(
+                    CorruptRecordError(
+                        f"state {self._state!r}, block {shown(key)}: the stored record {shown(item)} cannot be read "
+                        f"({cut(error)}). It was not written by this state, and was not overwritten. Restore the "
+                        "record, or delete it if its keys are lost.",
+                        state=self._state,
+                        key=str(key),
+                    )
+                )
+                errors[-1].__cause__ = error
+        if errors:
+            errors[0].facts["keys"] = [error.key for error in errors]
+            raise errors[0]
+        if self._own_txid is not None:
+            twice = [key for key, record in zip(keys, out, strict=True) if record and record[0] == self._own_txid]
+            if twice:
+                raise IncompleteBatchError(
+                    f"state {self._state!r}: this attempt, txid {self._own_txid}, has written block {twice[0]} "
+                    "already, so its keys came to two tasks, or a task ran twice. This attempt is not committed."
+                )
+        return out
+
+    def _record(self, data: bytes) -> tuple[int, Block | None, Block | None]:
+        txid, keys, columns, new, before, keys_before = _decode(data)
+        now = self._block(keys, columns)
+        count = 0 if now is None else now.count
+        if new > count or (new and keys_before is not None):
+            raise ValueError(f"{new} new keys of {count}")
+        if new == count and not keys_before:
+            return txid, now, None
+        return txid, now, _Earlier(self, (keys, count - new, before, keys_before))
+
+    def earlier(self, keys: bytes, count: int, columns: Sequence[Any], keys_before: bytes | None) -> Block:
+        """The value before, in a record that was read. Raises CorruptRecordError."""
+        if keys_before is None:
+            keys_before = b"\n".join([*keys.split(b"\n")[:count], b""])
+        try:
+            block = self._block(keys_before, columns)
+        except UNREADABLE as error:
+            why = cut(error)
+        else:
+            if block is not None:
+                return block
+            why = "it has no key"
+        raise CorruptRecordError(
+            f"state {self._state!r}: the value before in the record of a block cannot be read ({why}). It was not "
+            "overwritten. Restore the record.",
+            state=self._state,
+        )
+
+    def _block(self, keys: bytes, columns: Sequence[Any]) -> Block | None:
+        if not keys:
+            if columns:
+                raise ValueError("columns without a key")
+            return None
+        if not keys.endswith(b"\n") or len(columns) not in self._ends[1:]:
+            raise ValueError(f"{len(columns)} columns")
+        if not keys.isascii():
+            keys.decode()
+        count = keys.count(b"\n")
+        for i, (part, column) in enumerate(zip(self._parts, columns, strict=False)):
+            if part is None:
+                if column and len(column) != 1 + count:
+                    raise ValueError(f"{len(column)} bytes of nulls for {count} keys")
+            elif type(column) is not bytes:
+                columns = [*columns[:i], part.listed(column, count), *columns[i + 1 :]]
+            elif len(column) != 1 + count * part.widths[column[0]]:
+                raise ValueError(f"a column of {len(column)} bytes for {count} keys")
+        return Block(keys, columns, count)
+
+
+def _document(txid: int, now: Block | None, before: Block | None) -> tuple[Any, ...]:
+    keys, columns, count = (b"", (), 0) if now is None else (now.keys, now.columns, now.count)
+    if before is None:
+        return txid, keys, columns, count, (), None
+    if keys.startswith(before.keys):
+        return txid, keys, columns, count - before.count, before.columns, None
+    return txid, keys, columns, 0, before.columns, before.keys
+
+
+def _little_endian(numbers: array[float]) -> array[float]:
+    if byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+Combine = Callable[[list[Any], list[Any]], list[Any]]
+Rows = tuple[list[str], list[Any]]
+"""The rows of a block: key texts, each once, and a partial for each."""
+
+_FEW = 8  # keys that stay for each that is written: then these are written into the columns as they are
+
+
+def merged(
+    codec: BlockCodec, bases: Sequence[Block | None], rows: Sequence[Rows], combine: Combine
+) -> list[Block | None]:
+    """The new values of blocks, from those in the store and each block's rows.
+
+    ``combine`` is called once for all of them, as `Fields.combine_all`.
+    """
+    places_of = [_places(codec, base, texts) for base, (texts, _) in zip(bases, rows, strict=True)]
+    olds = [old for _, _, of in places_of for old in of]
+    values = combine(olds, [partial for _, partials in rows for partial in partials])
+    out: list[Block | None] = []
+    start = 0
+    for base, (texts, _), (places, stored, _) in zip(bases, rows, places_of, strict=True):
+        end = start + len(texts)
+        out.append(_changed(codec, base, (texts, values[start:end]), places, stored))
+        start = end
+    return out
+
+
+def _places(
+    codec: BlockCodec, base: Block | None, texts: list[str]
+) -> tuple[Sequence[int | None], list[Any] | None, list[Any]]:
+    """The place of each key, all values of the block unless few are asked for, and the value of each key."""
+    if base is None:
+        return [None] * len(texts), None, [None] * len(texts)
+    if len(texts) * _FEW <= base.count:
+        places = list(map(base.place, texts))
+        return places, None, [None if i is None else codec.value(base, i) for i in places]
+    stored, index = [*codec.values(base)], dict(zip(base.texts(), range(base.count), strict=True))
+    places = list(map(index.get, texts))
+    return places, stored, [None if i is None else stored[i] for i in places]
+
+
+def _changed(
+    codec: BlockCodec, base: Block | None, rows: Rows, places: Sequence[int | None], stored: list[Any] | None
+) -> Block | None:
+    texts, values = rows
+    if base is not None and stored is None and None not in places:
+        block: Block | None = base
+        for i, value in zip(places, values, strict=True):
+            block = block and codec.with_value(block, i or 0, value)
+        if block is not None:
+            return block
+    keys = b"" if base is None else base.keys
+    if stored is None:
+        stored = [] if base is None else [*codec.values(base)]
+    more: list[str] = []
+    for text, i, value in zip(texts, places, values, strict=True):
+        if i is not None:
+            stored[i] = value
+        elif value is not None:
+            more.append(text)
+            stored.append(value)
+    if more:
+        keys += "\n".join([*more, ""]).encode()
+    if None in values and None in stored:
+        kept = [(key, value) for key, value in zip(keys.split(b"\n"), stored, strict=False) if value is not None]
+        keys, stored = b"".join(key + b"\n" for key, _ in kept), [value for _, value in kept]
+    return codec.block(keys, stored)

@@ -1,0 +1,108 @@
+"""A state with blocks, batch by batch: a block's rows come to one task, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.fields import Fields
+from mapstate.errors import INSIDE
+from mapstate.schema import KeyField, KeyOrder
+from mapstate.spark.driver.apply import Grouping
+from mapstate.spark.driver.state import StateDriver
+from mapstate.spark.executor.block_task import BlockTask
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame
+
+    from mapstate.batch_report import BatchReport
+    from mapstate.protocol.ledger_record import Commit
+    from mapstate.spark.driver.job import Branch
+
+_BLOCK = f"{INSIDE}block"
+_DAY = 86_400_000_000  # microseconds
+_MANY_ROWS = 8
+"""Rows of a key in the batch before, from which on rows are aggregated in front of the shuffle, too."""
+
+
+class BlockGrouping(Grouping):
+    """A grouping whose rows have the number of their block first, and come in its order, a block in one partition.
+
+    Rows are shuffled by block and then aggregated once, or aggregated by key and then shuffled by block. Once is right
+    because Spark takes a shuffle by block for one by block and key, by a setting that each query makes.
+    """
+
+    def __init__(
+        self, batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields, rows_of: Sequence[str], *, blocks: int
+    ) -> None:
+        super().__init__(batch_df, keys, fields, rows_of)
+        self._columns, self._blocks = keys, blocks
+        self.may_skip_partial = True
+
+    def of(self, batch_df: DataFrame) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        block = F.col(_BLOCK)
+        if self.is_partial:
+            rows = batch_df.groupBy(*self.keys).agg(*self.values)
+            rows = rows.select(self._number(self.places).alias(_BLOCK), "*").repartition(block)
+        else:
+            number = self._number([column_of(key.name) for key in self._columns])
+            rows = batch_df.withColumn(_BLOCK, number).repartition(block).groupBy(block, *self.keys).agg(*self.values)
+        return rows.sortWithinPartitions(block)
+
+    def by_key(self, rows: DataFrame) -> DataFrame:
+        """Lines of a stage, each block's in one partition and one after the other."""
+        return rows.repartition(_BLOCK).sortWithinPartitions(_BLOCK)
+
+    def in_order(self, rows: DataFrame, order: KeyOrder | None) -> DataFrame:  # noqa: ARG002
+        """The rows as they are: by block."""
+        return rows
+
+    def _number(self, keys: Sequence[Column]) -> Column:
+        from pyspark.sql import functions as F
+
+        pairs = zip(keys, self._columns, strict=True)
+        text = F.concat_ws("|", *(F.coalesce(_text(key, of.type), F.lit("\\N")) for key, of in pairs))
+        return F.pmod(F.crc32(text), F.lit(self._blocks)).cast("int")
+
+
+def _text(key: Column, kind: str) -> Column:
+    """A key column as `KeyCodec` writes it before it escapes anything, in any time zone of the session."""
+    from pyspark.sql import functions as F
+
+    if kind == "binary":
+        return F.lower(F.hex(key))
+    if kind != "timestamp":
+        return key.cast("string")
+    micros = F.unix_micros(key)
+    of_day = F.pmod(micros, F.lit(_DAY))
+    day = F.date_from_unix_date(F.round((micros - of_day) / F.lit(_DAY)).cast("int"))
+    second = F.floor(of_day / F.lit(1_000_000)).cast("int")
+    clock = [F.floor(second / F.lit(size)).cast("int") % F.lit(most) for size, most in ((3600, 24), (60, 60), (1, 60))]
+    text = F.format_string("%sT%02d:%02d:%02d.%06dZ", day.cast("string"), *clock, of_day % F.lit(1_000_000))
+    return F.when(key.isNotNull(), text)
+
+
+class BlockState(StateDriver):
+    """A state whose spec says ``blocks``."""
+
+    make_task = BlockTask
+    make_seed_task = BlockTask
+
+    def __init__(self, branch: Branch) -> None:
+        super().__init__(branch)
+        self.make_grouping = partial(BlockGrouping, blocks=self.spec.blocks or 1)
+        self._has_many_rows = False
+
+    def is_aggregated_twice(self, grouping: Grouping) -> bool:  # noqa: ARG002
+        """See `StateDriver.is_aggregated_twice`. One shuffle is less, unless a key has many rows."""
+        chosen = self.spec.partial_aggregation
+        return chosen == "always" or (chosen == "auto" and self._has_many_rows)
+
+    def report(self, commit: Commit, *args: Any) -> BatchReport:
+        """See `StateDriver.report`."""
+        self._has_many_rows = commit.rows > _MANY_ROWS * commit.keys
+        return super().report(commit, *args)

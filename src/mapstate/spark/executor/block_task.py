@@ -1,0 +1,140 @@
+"""What runs on an executor for a state with blocks: rows come block by block, and a record has many keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+
+from mapstate.errors import DataError, IncompleteBatchError, KeyEncodingError, MapStateError, of_first_key, shown
+from mapstate.keys import KeyCodec, StoreKey
+from mapstate.maps.opaque import CombineAll
+from mapstate.maps.serialized import Room
+from mapstate.serializers.blocks import Block, BlockCodec, block_names, block_numbers, merged
+from mapstate.spark.executor.block_columns import BlockColumns, BlockRows
+from mapstate.spark.executor.task import BatchTask, Chunk, slices
+
+MOST_ROWS = 10_000
+"""Rows of a chunk, unless a block has more."""
+
+
+class _Rows(NamedTuple):
+    """The rows of a chunk, at the place of each of its blocks."""
+
+    rows: BlockRows
+    is_plain: bool
+
+
+class BlockTask(BatchTask):
+    """A task whose rows have the number of their block first, and are sorted by it. Picklable.
+
+    All rows of a block are in one chunk: another one would not have what the first one has written.
+    """
+
+    def codecs(self) -> tuple[Any, KeyCodec]:
+        return self._codec, super().codecs()[1]
+
+    @property
+    def _codec(self) -> BlockCodec:
+        return BlockCodec(self.state, self.fields.fields, self.spec.blocks or 1, self.txid)
+
+    def room(self) -> Room:
+        """See `BatchTask.room`. A record grows with its keys."""
+        return Room(None, self.spec.chunk_size, self.spec.chunk_bytes)
+
+    def native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[Chunk]:
+        """Chunks of whole blocks. In the place of the partials is `_Rows` for each block."""
+        blocks = self.spec.blocks or 1
+        seen = np.zeros(blocks, bool)
+        for columns in _whole_blocks(batches, room, self.spec.chunk_bytes):
+            rows = BlockRows(columns, self.keys_and_partials)
+            is_plain = self._is_checked(rows, blocks)
+            if seen[rows.numbers].any() or len({*rows.numbers}) < len(rows.numbers):
+                raise IncompleteBatchError(
+                    f"state {self.state!r}: the rows of a block did not come one after the other, so the task would "
+                    "overwrite what it has written. This attempt is not committed."
+                )
+            seen[rows.numbers] = True
+            names = cast("list[StoreKey]", block_names(rows.numbers, blocks))
+            yield names, [_Rows(rows, is_plain)] * len(names), rows.rows, ()
+
+    def _is_checked(self, rows: BlockRows, blocks: int) -> bool:
+        """Whether keys are plain texts. Raises KeyEncodingError where a reader would look for one in another block."""
+        is_plain = len(self.keys) == 1 and rows.is_plain()
+        if is_plain:  # Spark and Python get the checksum of the same bytes
+            numbers, computed = rows.numbers[:1], [rows.first_block(blocks)]
+        else:
+            numbers = np.repeat(rows.numbers, rows.counts).tolist()
+            computed = block_numbers(rows.python[0], blocks)
+        if numbers != computed:
+            wrong = next(i for i, number in enumerate(computed) if number != numbers[i])
+            text = rows.python[0][wrong]
+            raise KeyEncodingError(
+                f"state {self.state!r}, key {shown(text)}: Spark finds its block to be {numbers[wrong]}, and readers "
+                "would look for it in another one. This batch is not committed. Make the state without blocks.",
+                key=text,
+            )
+        return is_plain
+
+    def keeping(self, bases: list[Any]) -> CombineAll:
+        """See `BatchTask.keeping`."""
+        codec, columns = self._codec, BlockColumns(self.fields, self.partials or (), len(self.keys))
+
+        def combine(old: list[Any], partials: list[Any]) -> list[Any]:
+            bases.extend(old)
+            rows, is_plain = partials[0]
+            values = columns.merged(old, rows, is_plain=is_plain) if columns.fits else None
+            return merged(codec, old, rows.of_blocks(), self.fields.combine_all) if values is None else values
+
+        return combine
+
+    def written(self, partials: Sequence[Any], bases: Sequence[Any], values: Sequence[Any]) -> tuple[int, int]:
+        """See `BatchTask.written`."""
+        return int(partials[0].rows.counts.sum()), _keys(values) - _keys(bases)
+
+    def with_key(
+        self,
+        error: DataError,
+        keys: Sequence[StoreKey],  # noqa: ARG002  which are of blocks
+        bases: Sequence[Any],
+        partials: Sequence[Any],
+    ) -> MapStateError:
+        """See `BatchTask.with_key`."""
+        rows = [
+            (base, text, partial)
+            for base, of_block in zip(bases, partials[0].rows.of_blocks(), strict=False)
+            for text, partial in zip(*of_block, strict=True)
+        ]
+
+        def alone(at: int) -> object:
+            base, text, partial = rows[at]
+            return merged(self._codec, [base], [([text], [partial])], self.fields.combine_all)
+
+        return of_first_key(error, self.spec.state, [text for _, text, _ in rows], alone)
+
+
+def _whole_blocks(batches: Iterator[pa.RecordBatch], room: Room, most_bytes: int) -> Iterator[Sequence[pa.Array]]:
+    """The columns of chunks that end between two blocks."""
+    rest: pa.Table | None = None
+    for batch in batches:
+        for part in slices(batch, lambda: MOST_ROWS, most_bytes):
+            table = pa.Table.from_batches([part] if rest is None else [*rest.to_batches(), part])
+            numbers = table.column(0).to_numpy()
+            starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1))
+            while len(starts) > 1 and (starts[-1] >= MOST_ROWS or len(starts) > room.keys):
+                end = starts[min(room.keys, len(starts) - 1)]
+                yield _columns(table.slice(0, end))
+                table, starts = table.slice(end), starts[starts >= end] - end
+            rest = table
+    if rest is not None and rest.num_rows:
+        yield _columns(rest)
+
+
+def _columns(table: pa.Table) -> list[pa.Array]:
+    return [pa.concat_arrays(column.chunks) for column in table.columns]
+
+
+def _keys(blocks: Sequence[Block | None]) -> int:
+    return sum(block.count for block in blocks if block is not None)

@@ -1,0 +1,371 @@
+"""Blocks: their records by brute force, and the merge in columns beside the one key by key."""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import random
+from decimal import Decimal
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from mapstate import Avg, Count, Max, Min, Sum, opaque
+from mapstate.aggregators.fields import Fields
+from mapstate.backends.memory import MemoryBackend
+from mapstate.errors import ConfigurationError, CorruptRecordError, IncompleteBatchError, ValueOverflowError
+from mapstate.keys import KeyCodec
+from mapstate.maps import OpaqueMap
+from mapstate.maps.serialized import SerializedMap
+from mapstate.protocol.records import CommitView
+from mapstate.schema import Field, KeyField
+from mapstate.serializers import blocks_of, record_codec, serializer
+from mapstate.serializers.blocks import Block, BlockCodec, block_names, block_numbers, merged
+from mapstate.spark.executor.block_columns import BlockColumns, BlockRows
+
+AGGREGATORS = {
+    "n": Count(),
+    "total": Sum("amount"),
+    "mean": Avg("amount"),
+    "least": Min("amount"),
+    "most": Max("price"),
+}
+FIELDS = [
+    Field("n", "Count", "bigint"),
+    Field("total", "Sum(amount)", "bigint"),
+    Field("mean", "Avg(amount)", "struct<sum:decimal(38,0),count:bigint>"),
+    Field("least", "Min(amount)", "bigint"),
+    Field("most", "Max(price)", "double"),
+]
+NAMES = [
+    "",
+    "a",
+    "ab",
+    "b",
+    "a|b",
+    "a\\b",
+    "line\nfeed",
+    "tab\t",
+    "é",
+    "\x85",
+    "\\N",
+    "N",
+    *(f"user-{i}" for i in range(60)),
+]
+BIG = 2**63 - 1
+
+
+def codec(fields: Any = FIELDS, blocks: int = 5, own_txid: int | None = None) -> BlockCodec:
+    return BlockCodec("s", fields, blocks, own_txid)
+
+
+def block_of(blocks: BlockCodec, values: dict[str, Any]) -> Block | None:
+    return blocks.block("".join(f"{key}\n" for key in values).encode(), list(values.values()))
+
+
+def as_dict(blocks: BlockCodec, block: Block | None) -> dict[str, Any]:
+    return {} if block is None else dict(zip(block.texts(), blocks.values(block), strict=True))
+
+
+class Store(dict[str, bytes]):
+    """A map of bytes, in which an orphaned attempt may leave any part of what it wrote."""
+
+    def multi_get(self, keys: Any) -> list[Any]:
+        return [self.get(key) for key in keys]
+
+    def multi_put(self, keys: Any, values: Any) -> None:
+        self.update(zip(keys, values, strict=True))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_history_of_attempts_counts_as_one_key_by_key_does(seed):
+    draw = random.Random(seed)
+    count, fields = draw.choice([1, 2, 5, 40]), Fields(FIELDS, AGGREGATORS)
+    keys, store, truth = KeyCodec([KeyField("k", "string")]), Store(), dict[str, Any]()
+    last, dead = None, list[tuple[int, int]]()
+    for txid in range(draw.randint(3, 12)):
+        chosen = draw.sample(NAMES, draw.choice([1, 3, 20, len(NAMES)]))
+        texts = keys.encode_columns([chosen], len(chosen))
+        amounts = [draw.choice([None, 0, 1, -1, 127, 128, -129, 2**15, 2**31, 2**40]) for _ in texts]
+        partials = [
+            (
+                draw.randint(1, 9),
+                amount,
+                (None if amount is None else Decimal(amount), int(amount is not None)),
+                amount,
+                None if amount is None else amount / 3,
+            )
+            for amount in amounts
+        ]
+        by_block: dict[int, tuple[list[str], list[Any]]] = {}
+        for text, number, partial in zip(texts, block_numbers(texts, count), partials, strict=True):
+            rows = by_block.setdefault(number, ([], []))
+            rows[0].append(text)
+            rows[1].append(partial)
+        blocks = codec(blocks=count, own_txid=txid)
+        view = CommitView(last, dead)
+        state = OpaqueMap(SerializedMap(store, blocks), view, written_once=True)
+        state.begin_commit(txid)
+        counts = draw.random() < 0.6
+        written = sorted(by_block) if counts else [number for number in by_block if draw.random() < 0.7]
+        state.multi_combine(
+            block_names(written, count),
+            [by_block[number] for number in written],
+            lambda old, rows, of=blocks: merged(of, old, rows, fields.combine_all),
+        )
+        if counts:
+            first = 0 if last is None else last + 1
+            dead += [(first, txid - 1)] if first < txid else []
+            last = txid
+            olds = [truth.get(text) for text in texts]
+            truth.update(zip(texts, fields.combine_all(olds, partials), strict=True))
+        found = dict[str, Any]()
+        names = list(store)
+        for name, block in zip(
+            names,
+            CommitView(last, dead).values(codec(blocks=count).loads(names, store.multi_get(names)), txid),
+            strict=True,
+        ):
+            values = as_dict(codec(blocks=count), block)
+            assert block_names(block_numbers([*values], count), count) == [name] * len(values)
+            found |= values
+        assert found == truth
+        for text in texts[:5]:
+            own = codec(blocks=count)
+            (name,) = own.names([text])
+            block = CommitView(last, dead).values(own.loads([name], store.multi_get([name])), txid)
+            assert own.of_keys([text], block) == [truth.get(text)]
+
+
+COLUMNAR = [Field("n", "Count", "bigint"), Field("total", "Sum(x)", "bigint"), Field("sum", "Sum(d)", "double")]
+COLUMNAR += [Field("least", "Min(x)", "bigint"), Field("most", "Max(i)", "int")]
+OF_COLUMNS = {"n": Count(), "total": Sum("x"), "sum": Sum("d"), "least": Min("x"), "most": Max("i")}
+
+
+def rows_of(texts: list[str], count: int, draw: random.Random, nulls: float, big: float) -> list[pa.Array]:
+    numbers = block_numbers(KeyCodec([KeyField("k", "string")]).encode_columns([texts], len(texts)), count)
+    ordered = sorted(zip(numbers, texts, strict=True), key=lambda pair: pair[0])
+
+    def whole() -> int | None:
+        if draw.random() < nulls:
+            return None
+        return draw.choice([BIG, -BIG]) if draw.random() < big else draw.randint(-300, 300)
+
+    amounts = [whole() for _ in ordered]
+    return [
+        pa.array([number for number, _ in ordered], pa.int32()),
+        pa.array([text for _, text in ordered], pa.string()),
+        pa.array([draw.randint(1, 300) for _ in ordered], pa.int64()),
+        pa.array(amounts, pa.int64()),
+        pa.array([int(amount is not None) for amount in amounts], pa.int64()),
+        pa.array([draw.choice([0.0, -0.0, math.nan, math.inf, 1.5, -2.25]) for _ in ordered], pa.float64()),
+        pa.array([draw.randint(-9, 9) for _ in ordered], pa.int64()),
+        pa.array([draw.randint(-9, 9) for _ in ordered], pa.int32()),
+        pa.array([1] * len(ordered), pa.int64()),
+    ]
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_the_merge_in_columns_is_the_merge_key_by_key(seed):
+    draw = random.Random(seed)
+    count, fields = draw.choice([1, 3, 17]), Fields(COLUMNAR, OF_COLUMNS)
+    sizes = [1, 2, 1, 1, 1]
+    nulls, big, names = draw.choice([0.0, 0.05]), draw.choice([0.0, 0.02]), NAMES if draw.random() < 0.3 else NAMES[12:]
+    own, columns, keys = codec(COLUMNAR, count), BlockColumns(fields, sizes, 1), KeyCodec([KeyField("k", "string")])
+    assert columns.fits
+    stored: dict[int, Block | None] = {}
+    taken = 0
+
+    def in_python(arrays: Any, rows: int) -> tuple[list[Any], list[Any]]:
+        texts, *partials = [array.to_pylist() for array in arrays]
+        per_field, at = [], 0
+        for size in sizes:
+            per_field.append(partials[at : at + size])
+            at += size
+        return keys.encode_columns([texts], rows), fields.from_columns(per_field)
+
+    for _ in range(6):
+        chosen = draw.sample(names, draw.choice([1, 5, len(names)]))
+        rows = BlockRows(rows_of(chosen, count, draw, nulls, big), in_python)
+        bases = [stored.get(number) for number in rows.numbers]
+        quick = columns.merged(bases, rows, is_plain=rows.is_plain())
+        try:
+            slow = merged(own, bases, rows.of_blocks(), fields.combine_all)
+        except ValueOverflowError:
+            assert quick is None
+            return
+        if quick is not None:
+            taken += 1
+            for one, other in zip(quick, slow, strict=True):
+                assert msgspec.msgpack.encode(one and (one.keys, one.columns)) == msgspec.msgpack.encode(
+                    other and (other.keys, other.columns)
+                )
+        stored.update(zip(rows.numbers, slow, strict=True))
+    assert taken or nulls or big
+
+
+def test_an_overflow_in_columns_is_left_to_python_which_names_it():
+    fields = Fields(COLUMNAR[:1], OF_COLUMNS)
+    own = codec(COLUMNAR[:1], 1)
+    base = block_of(own, {"a": BIG})
+    arrays = [pa.array([0], pa.int32()), pa.array(["a"]), pa.array([1], pa.int64()), pa.array([1], pa.int64())]
+    rows = BlockRows(arrays, lambda *_: (["a"], [1]))
+    assert BlockColumns(fields, [1], 1).merged([base], rows, is_plain=True) is None
+    with pytest.raises(ValueOverflowError):
+        merged(own, [base], rows.of_blocks(), fields.combine_all)
+
+
+VALUES: dict[str, list[Any]] = {
+    "bigint": [0, 1, -1, 127, 128, 2**31, BIG, -BIG - 1, None],
+    "int": [0, 7, None],
+    "double": [0.0, -0.0, 1.5, math.inf, None],
+    "float": [0.5, None],
+    "boolean": [True, False, None],
+    "date": [dt.date(1, 1, 1), dt.date(9999, 12, 31), None],
+    "timestamp": [dt.datetime(2026, 1, 1, 1, 2, 3, 4, dt.UTC), None],
+    "timestamp_ntz": [dt.datetime(2026, 1, 1, 1, 2, 3, 4), None],
+    "string": ["", "a\nb", "é", None],
+    "decimal(10,2)": [Decimal("1.50"), Decimal("-0.01"), None],
+    "decimal(38,4)": [Decimal("1234567890123456789012345678901234.5678"), Decimal("0.0001"), None],
+    "struct<by:timestamp,value:string>": [(dt.datetime(2026, 1, 1, tzinfo=dt.UTC), "x"), (None, None), None],
+    "struct<sum:decimal(38,0),count:bigint>": [(Decimal(3), 2), (None, 0), (Decimal(2) ** 80, 1), None],
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside another field"])
+def test_each_type_of_value_comes_back(kind, beside):
+    fields = [Field("f", "F", kind), *([Field("n", "Count", "bigint")] if beside else [])]
+    own = codec(fields)
+    for values in ([value for value in VALUES[kind] if value is not None], VALUES[kind]):
+        given = [(value, 1) if beside else (None,) if value is None else value for value in values]
+        block = block_of(own, {f"k{i}": value for i, value in enumerate(given)})
+        ((_, now, before),) = own.loads(["0"], own.dumps([(7, block, block)]))
+        for read in (now, before):
+            assert own.values(read) == given
+            assert [own.value(read, i) for i in range(len(given))] == given
+            assert list(map(repr, own.values(read))) == list(map(repr, given))
+        for i, value in enumerate(given):
+            changed = own.with_value(now, i, given[0])
+            assert changed is None or own.values(changed) == [*given[:i], given[0], *given[i + 1 :]], value
+        assert own.values(now) == given
+
+
+def test_a_field_that_was_added_later_is_null_in_older_blocks():
+    older, newer = codec(FIELDS[:1]), codec(FIELDS[:2])
+    block = block_of(older, {"a": 3, "b": 4})
+    ((_, now, before),) = newer.loads(["0"], older.dumps([(7, block, block)]))
+    assert newer.values(now) == newer.values(before) == [(3, None), (4, None)]
+    assert newer.value(now, 1) == (4, None)
+    fields = Fields(FIELDS[:2], AGGREGATORS)
+    (after,) = merged(newer, [now], [(["b"], [(1, 5)])], fields.combine_all)
+    ((_, now, before),) = newer.loads(["0"], newer.dumps([(8, after, now)]))
+    assert as_dict(newer, now) == {"a": (3, None), "b": (5, 5)}
+    assert as_dict(newer, before) == {"a": (3, None), "b": (4, None)}
+
+
+def test_a_removed_key_comes_back_with_the_value_before():
+    own = codec(FIELDS[:1])
+    base = block_of(own, {"a": 1, "b": 2, "c": 3})
+
+    def combine(olds: list[Any], partials: list[Any]) -> list[Any]:
+        return [None if partial is None else (old or 0) + partial for old, partial in zip(olds, partials, strict=True)]
+
+    (after,) = merged(own, [base], [(["b", "d", "e"], [None, 4, None])], combine)
+    assert as_dict(own, after) == {"a": 1, "c": 3, "d": 4}
+    ((_, now, before),) = own.loads(["0"], own.dumps([(7, after, base)]))
+    assert (as_dict(own, now), as_dict(own, before)) == ({"a": 1, "c": 3, "d": 4}, {"a": 1, "b": 2, "c": 3})
+    (nothing,) = merged(own, [base], [(["a", "b", "c"], [None, None, None])], combine)
+    assert nothing is None
+    ((_, now, before),) = own.loads(["0"], own.dumps([(7, None, base)]))
+    assert (now, as_dict(own, before)) == (None, {"a": 1, "b": 2, "c": 3})
+
+
+def test_a_task_that_meets_its_own_record_is_refused():
+    own = codec(FIELDS[:1], own_txid=9)
+    written = own.dumps([(9, block_of(own, {"a": 1}), None), (8, block_of(own, {"b": 1}), None)])
+    with pytest.raises(IncompleteBatchError, match="txid 9, has written block 1 already"):
+        own.loads(["1", "2"], written)
+    assert own.loads(["2"], written[1:])[0][0] == 8
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        b"",
+        b"[1,2]",
+        msgspec.msgpack.encode([7, 3, 1]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1", b""], 2, [], None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1"], 1, [], None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1\2", b""], 1, [], None]),
+        msgspec.msgpack.encode([7, b"a", [b"b\1", b""], 1, [], None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"", b""], 1, [], None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"x\1", b""], 1, [], None]),
+        msgspec.msgpack.encode([7, b"a\n", [["text"], b""], 1, [], None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"d" + bytes(8), b""], 1, [], None]),
+        msgspec.msgpack.encode([7, b"\xff\n", [b"b\1", b""], 1, [], None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1", b"b\1\1"], 1, [], None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1", ["b"]], 1, [], None]),
+        msgspec.msgpack.encode([-7, b"a\n", [b"b\1", b""], 1, [], None]),
+    ],
+)
+def test_a_record_that_is_no_block_is_refused_by_its_name(record):
+    own = codec(FIELDS[:1])
+    with pytest.raises(CorruptRecordError, match="block '3'") as raised:
+        own.loads(["2", "3"], [*own.dumps([(7, block_of(own, {"a": 1}), None)]), record])
+    assert raised.value.facts["keys"] == ["3"]
+
+
+def test_a_value_before_that_cannot_be_read_is_refused_when_it_is_asked_for():
+    own = codec(FIELDS[:1])
+    ((_, now, before),) = own.loads(
+        ["3"], [msgspec.msgpack.encode([7, b"a\nb\n", [b"b\1\2", b""], 1, [b"b", b""], None])]
+    )
+    assert as_dict(own, now) == {"a": 1, "b": 2}
+    with pytest.raises(CorruptRecordError, match="the value before"):
+        own.values(before)
+
+
+def test_a_block_is_told_by_the_checksum_of_the_unescaped_text():
+    keys = KeyCodec([KeyField("a", "string"), KeyField("b", "string")])
+    texts = keys.encode_all([("x", "y"), ("a|b", "c\\d"), (None, ""), ("\\N", "\n")])
+    from zlib import crc32
+
+    raw = ["x|y", "a|b|c\\d", "\\N|", "\\N|\n"]
+    assert block_numbers(texts, 1000) == [crc32(text.encode()) % 1000 for text in raw]
+    assert block_names([0, 7, 999], 1000) == ["000", "007", "999"]
+    assert block_names([0], 1) == ["0"]
+
+
+def test_the_serializer_names_the_blocks():
+    assert [blocks_of(form) for form in ("json", "blocks:7", "blocks:", "blocks:07", "blocks:0", "blocks:x")] == [
+        *(None, 7, None, None, None, None)
+    ]
+    assert serializer("blocks:7").name == "msgpack"
+    ledger = SimpleNamespace(serializer="blocks:7", state="s", fields=FIELDS)
+    assert isinstance(record_codec(ledger), BlockCodec)
+    with pytest.raises(ConfigurationError):
+        serializer("blocks:x")
+
+
+def test_what_has_no_blocks_is_refused_with_its_reason():
+    url = "memory://blocks-refused"
+    spec = opaque(url, "s", blocks=20)
+    assert (spec.serializer, spec.blocks) == ("blocks:20", 20)
+    assert opaque(spec.backend, "s", blocks=20, serializer="blocks:20") == spec
+    for options, why in (
+        ({"ttl": 3.0}, "a ttl"),
+        ({"changes": 3}, "a change log"),
+        ({"serializer": "json"}, "written as json"),
+        ({"blocks": 0}, "blocks is an int"),
+        ({"blocks": True}, "blocks is an int"),
+        ({"serializer": "blocks:21"}, "written as blocks:21"),
+    ):
+        with pytest.raises(ConfigurationError, match=why):
+            opaque(url, "s", **({"blocks": 20} | options))
+    assert isinstance(spec.backend, MemoryBackend)
+    with pytest.raises(ConfigurationError, match="nobody says how many"):
+        opaque(url, "s", serializer="blocks:20")

@@ -1,0 +1,410 @@
+"""States with blocks on Spark: each key is in the block where readers look, every way counts alike; refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import itertools
+import random
+import sqlite3
+from collections import Counter
+from typing import Any
+
+import msgspec
+import pytest
+from cases import full
+from every_store import REDIS, url_of
+from pyspark.sql import functions as F
+from spark_fixtures import AVAILABLE, Visits, contents, finish
+
+from mapstate import (
+    Avg,
+    Collect,
+    Count,
+    Last,
+    Max,
+    Min,
+    RollingWindows,
+    Sum,
+    Topology,
+    TumblingDurationWindow,
+    errors,
+    newStream,
+    opaque,
+    open_async_reader,
+    open_reader,
+)
+from mapstate.backends import resolve
+from mapstate.cli.export import FORMATS
+from mapstate.operations.adopt import adopt
+from mapstate.operations.compare import compare
+from mapstate.operations.doctor import examine, recount
+from mapstate.operations.export import export
+from mapstate.operations.forget import forget
+from mapstate.operations.vacuum import vacuum
+from mapstate.schema import Field, KeyField
+from mapstate.spark.driver import blocks as driver_blocks
+from mapstate.spark.driver import on_driver
+from mapstate.spark.driver import state as driver_state
+from mapstate.spark.driver.apply import AttemptResult
+from mapstate.spark.driver.blocks import BlockGrouping
+from mapstate.spark.executor import block_task, task
+from mapstate.spark.executor.task import REPORT_COLUMN, reports_of
+from mapstate.testing import Fail, FaultyBackend
+
+pytestmark = pytest.mark.spark
+
+UTC = dt.UTC
+KEYS: dict[str, list[Any]] = {
+    "string": [None, "", "a", "a|b", "a\\b", "\\N", "line\nfeed", "\x85", "é", *(f"user-{i}" for i in range(40))],
+    "tinyint": [None, *range(-128, 128, 17)],
+    "bigint": [None, 0, -1, 2**63 - 1, -(2**63)],
+    "boolean": [None, True, False],
+    "date": [None, dt.date(1, 1, 1), dt.date(1582, 10, 4), dt.date(1970, 1, 1), dt.date(9999, 12, 31)],
+    "timestamp": [
+        None,
+        dt.datetime(1, 1, 1, tzinfo=UTC),
+        dt.datetime(1582, 10, 4, 23, 59, 59, 999_999, UTC),
+        dt.datetime(1969, 12, 31, 23, 59, 59, 999_999, UTC),
+        *(dt.datetime(2026, 3, 8, 5, minute, 1, 5, UTC) for minute in range(0, 60, 10)),  # a clock goes forward
+        *(dt.datetime(2026, 11, 1, 4, minute, tzinfo=UTC) for minute in range(0, 60, 10)),  # and back
+        dt.datetime(9999, 12, 30, 23, 59, 59, 999_999, UTC),
+    ],
+    "binary": [None, b"", b"\0", b"a|b", bytes(range(256))],
+}
+
+
+@pytest.fixture(params=[full("memory"), "sqlite", REDIS])
+def url(request: Any, tmp_path: Any) -> str:
+    return url_of(request, tmp_path)
+
+
+def job(spark: Any, url: Any, schema: str = "user_id string, bytes bigint", by: Any = ("user_id",), **more: Any) -> Any:
+    options = {"blocks": 7, "name": "s"} | more.pop("options", {})
+    fields = more or {"visits": Count(), "bytes": Sum("bytes")}
+    rows = newStream("rows", spark.createDataFrame([], schema))
+    return rows.groupBy(*by).persistentAggregate(opaque(url, **options), **fields)
+
+
+@pytest.mark.parametrize("kinds", [*((kind,) for kind in KEYS), ("string", "timestamp", "bigint")], ids=" ".join)
+def test_each_key_is_in_the_block_where_readers_look(spark, tmp_path, kinds):
+    url, draw = f"sqlite:///{tmp_path}/state.db", random.Random(1)
+    if len(kinds) == 1:
+        keys = [(value,) for value in KEYS[kinds[0]]]
+    else:
+        keys = [*{tuple(draw.choice(KEYS[kind]) for kind in kinds) for _ in range(200)}]
+    columns = [f"k{i}" for i in range(len(kinds))]
+    schema = ", ".join(f"{name} {kind}" for name, kind in zip(columns, kinds, strict=True))
+    state = job(spark, url, schema, columns, n=Count(), options={"blocks": 1000})
+    frame = spark.createDataFrame([key for key in keys for _ in range(2)], schema).repartition(3)
+    state(frame, 0)
+    state(frame, 1)
+    with open_reader(url, "s") as reader:
+        assert reader.multi_get(keys) == [{"n": 4}] * len(keys)
+        assert {*dict(reader.scan())} == {*keys}
+    assert [found.severity for found in examine(url, "s") if found.subject in ("records", "keys")] == ["ok", "ok"]
+
+
+def amounts(seed: int, users: int = 60) -> list[tuple[str | None, int | None]]:
+    draw = random.Random(seed)
+    return [
+        (draw.choice([None, "a|b", *(f"user-{i}" for i in range(users))]), draw.choice([None, 0, 1, -7, 2**40]))
+        for _ in range(300)
+    ]
+
+
+FIELDS: dict[str, Any] = {
+    "n": Count(),
+    "total": Sum("bytes"),
+    "mean": Avg("bytes"),
+    "least": Min("bytes"),
+    "most": Max("bytes"),
+    "last": Last("user_id", by="bytes"),
+}
+
+
+@pytest.mark.parametrize("where", ["executors", "driver"])
+@pytest.mark.parametrize("plan", ["always", "never", "auto"])
+@pytest.mark.parametrize("fields", [["n"], ["n", "total", "most"], full([*FIELDS])], ids=len)
+def test_every_way_counts_as_a_record_per_key_does(spark, url, monkeypatch, where, plan, fields):
+    monkeypatch.setattr(driver_state, "SMALL_IN_A_ROW", 0 if where == "driver" else 99)
+    monkeypatch.setattr(block_task, "MOST_ROWS", 20)
+    monkeypatch.setattr(driver_blocks, "_MANY_ROWS", 5)
+    aggregates = {name: FIELDS[name] for name in fields}
+    options = {"partial_aggregation": plan}
+    state = job(spark, url, options=options, **aggregates)
+    plain = job(spark, url, options={"name": "plain", "blocks": None}, **aggregates)
+    reports: list[Any] = []
+    state.on_batch(reports.append)
+    for batch_id, users in enumerate([60, 60, 3, 60, 200]):
+        frame = spark.createDataFrame(amounts(batch_id, users), "user_id string, bytes bigint").repartition(4)
+        state(frame, batch_id)
+        plain(frame, batch_id)
+        assert contents(url, "s") == contents(url, "plain")
+    with open_reader(url, "s") as reader, open_reader(url, "plain") as other:
+        assert reader.key_count() == other.key_count() == len(dict(other.scan()))
+    twice = {"always": [True] * 5, "never": [False] * 5, "auto": [False, False, False, True, False]}[plan]
+    assert [report.partial_aggregation for report in reports] == twice
+    keys = [len({user for user, _ in amounts(batch_id, users)}) for batch_id, users in enumerate([60, 60, 3, 60, 200])]
+    assert [report.keys_written for report in reports] == keys
+
+
+def test_rows_that_do_not_come_block_by_block_are_refused(spark, tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/state.db"
+    frame = spark.createDataFrame(amounts(1), "user_id string, bytes bigint").repartition(4)
+    monkeypatch.setattr(block_task, "MOST_ROWS", 5)
+    plain = BlockGrouping.of
+    options = {"apply_on": "executors", "max_attempts": 1}
+    for grouped, why, error in (
+        (lambda rows: rows.sort("key0"), "did not come one after the other", errors.IncompleteBatchError),
+        (lambda rows: rows.coalesce(1).sortWithinPartitions("key0"), "one after", errors.IncompleteBatchError),
+        (lambda rows: rows.drop("block").withColumn("x", F.lit(3)), "look for it in another", errors.KeyEncodingError),
+    ):
+        state = job(spark, url, options=options)
+
+        def wrong(self: Any, batch_df: Any, grouped: Any = grouped) -> Any:
+            rows = grouped(plain(self, batch_df).withColumnRenamed("__mapstate_block", "block"))
+            first = "x" if "x" in rows.columns else "block"
+            return rows.select(first, *(name for name in rows.columns if name != first))
+
+        monkeypatch.setattr(BlockGrouping, "of", wrong)
+        with pytest.raises(error, match=why):
+            state(frame, 0)
+    monkeypatch.setattr(BlockGrouping, "of", plain)
+    job(spark, url)(frame, 0)
+    assert contents(url, "s") == {
+        (user,): {"visits": count, "bytes": total(user, amounts(1))}
+        for user, count in Counter(user for user, _ in amounts(1)).items()
+    }
+
+
+def total(user: str | None, rows: list[tuple[str | None, int | None]]) -> int | None:
+    counted = [amount for name, amount in rows if name == user and amount is not None]
+    return sum(counted) if counted else None
+
+
+def test_a_block_in_two_tasks_is_refused(spark, tmp_path, monkeypatch):
+    url = f"sqlite:///{tmp_path}/state.db"
+    state = job(spark, url, options={"blocks": 1, "apply_on": "driver", "max_attempts": 1})
+    frame = spark.createDataFrame([(f"u{i}", 1) for i in range(40)], "user_id string, bytes bigint")
+    partitions = itertools.count()
+    monkeypatch.setattr(task, "partition_id", lambda: next(partitions))
+
+    def as_two_tasks(rows: Any, task: Any, batches: Any) -> Any:
+        (batch,) = batches
+        lines = [[*task(iter([half]))][-1] for half in (batch.slice(0, 20), batch.slice(20))]
+        return AttemptResult(reports_of([line.column(REPORT_COLUMN)[0].as_py() for line in lines]), None)
+
+    monkeypatch.setattr(on_driver, "_applied", as_two_tasks)
+    with pytest.raises(errors.IncompleteBatchError, match="has written block 0 already"):
+        state(frame, 0)
+    assert contents(url, "s") == {}
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        (lambda spark, url: job(spark, url, tags=Collect("user_id", most=3)), "the field 'tags' is a"),
+        (lambda spark, url: job(spark, url, "x double, bytes bigint", ("x",)), "the key column 'x' is a double"),
+        (lambda spark, url: job(spark, url, "x decimal(3,1), bytes bigint", ("x",)), "is a decimal"),
+        (lambda spark, url: job(spark, url).newValuesStream(), "do not tell the keys of one batch"),
+        (
+            lambda spark, url: newStream("rows", spark.range(0)).persistentAggregate(
+                opaque(url, "s", blocks=3), n=Count()
+            ),
+            "it has one key",
+        ),
+        (
+            lambda spark, url: (
+                newStream("rows", spark.createDataFrame([], "at timestamp, k string"))
+                .window(TumblingDurationWindow.of("1 hour"), timestampField="at", lag="0 seconds")
+                .groupBy("k")
+                .persistentAggregate(opaque(url, "s", blocks=3), n=Count())
+            ),
+            "a state with windows has no blocks",
+        ),
+        (
+            lambda spark, url: (
+                newStream("rows", spark.createDataFrame([], "at timestamp, k string"))
+                .window(RollingWindows.of("1 hour"), timestampField="at", lag="0 seconds")
+                .groupBy("k")
+                .persistentAggregate(opaque(url, "s", blocks=3), n=Count())
+            ),
+            "rolling windows has no blocks",
+        ),
+    ],
+)
+def test_what_has_no_blocks_is_refused_where_it_is_declared(spark, tmp_path, made, why):
+    with pytest.raises(errors.ConfigurationError, match=why):
+        made(spark, f"sqlite:///{tmp_path}/state.db")
+
+
+def test_the_number_of_blocks_is_fixed(spark, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    frame = spark.createDataFrame(amounts(1), "user_id string, bytes bigint")
+    job(spark, url)(frame, 0)
+    for options in ({"blocks": 8}, {"blocks": None}):
+        with pytest.raises(errors.StateSchemaError, match="has the serializer blocks:7"):
+            job(spark, url, options=options)(frame, 1)
+    job(spark, url, options={"blocks": None, "name": "plain"})(frame, 0)
+    with pytest.raises(errors.StateSchemaError, match="has the serializer json, the job asks for blocks:7"):
+        job(spark, url, options={"name": "plain"})(frame, 1)
+
+
+def test_an_added_field_is_null_until_its_key_has_rows(spark, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    schema = "user_id string, bytes bigint"
+    job(spark, url, n=Count())(spark.createDataFrame([("a", 1), ("b", 2)], schema), 0)
+    more = job(spark, url, n=Count(), total=Sum("bytes"), mean=Avg("bytes"))
+    more(spark.createDataFrame([("b", 5), ("c", 7)], schema), 1)
+    nothing = {"total": None, "mean": None}
+    expected = {
+        ("a",): {"n": 1, **nothing},
+        ("b",): {"n": 2, "total": 5, "mean": 5.0},
+        ("c",): {"n": 1, "total": 7, "mean": 7.0},
+    }
+    assert contents(url, "s") == expected
+    more(spark.createDataFrame([("a", 3)], schema), 2)
+    assert contents(url, "s") == expected | {("a",): {"n": 2, "total": 3, "mean": 3.0}}
+
+
+def test_a_state_that_follows_may_have_blocks_and_loses_keys(spark, url, visits):
+    rows = newStream("visits", visits.stream(spark))
+    counts = rows.groupBy("user_id").persistentAggregate(opaque(url), visits=Count())
+    by_visits = counts.newValuesStream().groupBy("visits")
+    levels = by_visits.persistentAggregate(opaque(url, "levels", blocks=3), users=Count())
+    draw = random.Random(3)
+    users = Counter[str]()
+    for name in "0123":
+        visits.put(name, [(f"u{draw.randint(0, 9)}", 1) for _ in range(20)])
+        users.update(user for user, _ in visits.rows(name))
+        levels.start(visits.checkpoint, trigger=AVAILABLE).awaitTermination()
+        expected = {(visits,): {"users": number} for visits, number in Counter(users.values()).items()}
+        assert contents(url, "levels") == expected
+
+
+def declared(spark: Any, visits: Visits, backend: Any, **options: Any) -> Any:
+    rows = newStream("visits", visits.stream(spark)).groupBy("user_id")
+    return rows.persistentAggregate(opaque(backend, blocks=5, **options), visits=Count(), bytes=Sum("bytes"))
+
+
+def test_history_corrections_upkeep_and_exports_of_a_state_with_blocks(spark, url, visits, tmp_path):
+    visits.put("0", [(f"u{i % 50}", i) for i in range(200)])
+    state = declared(spark, visits, url)
+    assert state.seed(visits.checkpoint, buckets=3).keys == 50
+    assert contents(url, "visits") == visits.truth()
+    visits.put("1", [(f"u{i % 70}", i) for i in range(100)])
+    state.start(visits.checkpoint, trigger=AVAILABLE).awaitTermination()
+    late = spark.createDataFrame([("u1", 4_000), ("new", 5)], "user_id string, bytes bigint")
+    assert state.correct(id="late", add=late).keys == 2
+    assert state.correct(id="late", add=late).was_done
+    state.correct(id="wrong", retract=late)
+    assert contents(url, "visits") == visits.truth()
+    counted = recount(url, "visits", dry_run=True)
+    assert (counted.found, counted.held) == (70, 70)
+    assert [found.severity for found in examine(url, "visits") if found.subject in ("records", "keys")] == ["ok", "ok"]
+    assert export(url, "visits", f"{tmp_path}/state.csv", FORMATS["csv"]).rows == 70
+    with pytest.raises(errors.UsageError, match="cannot be adopted"):
+        adopt(
+            url,
+            "visits",
+            type="opaque",
+            keys=[KeyField("user_id", "string")],
+            fields=[Field("n", "Count", "bigint")],
+            owner="q",
+            serializer="blocks:5",
+        )
+    with pytest.raises(errors.UsageError, match="has blocks, which no forget rewrites"):
+        forget(url, "visits", {"user_id": "u1"}, id="x")
+    job(spark, url, options={"blocks": None, "name": "plain"})(late, 0)
+    with pytest.raises(errors.UsageError, match="has blocks: it cannot be compared"):
+        compare(url, "visits", "plain")
+    visits.put("2", [("u1", 1)])
+    state.start(visits.checkpoint, trigger=AVAILABLE).awaitTermination()
+    assert contents(url, "visits") == visits.truth()
+
+
+def test_readers_of_every_kind_read_blocks(spark, url, visits):
+    visits.put("0", [(f"u{i % 500}", i) for i in range(2000)])
+    state = declared(spark, visits, url)
+    state.start(visits.checkpoint, trigger=AVAILABLE).awaitTermination()
+    truth = visits.truth()
+    with open_reader(url, "visits") as reader:
+        assert reader.get("u7") == truth[("u7",)]
+        assert reader.multi_get(["u1", "none", ("u3",), "u1"]) == [truth[("u1",)], None, truth[("u3",)], truth[("u1",)]]
+        assert reader.get("u7", columns=["bytes"]) == {"bytes": truth[("u7",)]["bytes"]}
+        pages = [page for page in reader.pages(100) if page]
+        assert len(pages) > 1
+        assert dict(item for page in pages for item in page) == truth
+        assert {row["user_id"] for row in reader.to_arrow(100).to_pylist()} == {user for (user,) in truth}
+        if url.startswith(("sqlite", "redis")):
+            first = next(reader.pages_as_of(100))
+            rest = [row for page in reader.pages_as_of(100, cursor=first.cursor) for row in page.rows]
+            assert dict([*first.rows, *rest]) == truth
+        parts = [reader.part(part, 50) for part in reader.parts(4)]
+        assert {key for part in parts for _, keys, _ in part for key in keys} == {*truth}
+
+    async def read() -> Any:
+        async with open_async_reader(url, "visits") as reader:
+            return await reader.get("u9"), [key async for key, _ in reader.scan(50)]
+
+    value, keys = asyncio.run(read())
+    assert (value, {*keys}) == (truth[("u9",)], {*truth})
+    if not url.startswith("memory"):
+        frame = spark.read.format("mapstate").options(url=url, state="visits").load()
+        assert {(row.user_id,): {"visits": row.visits, "bytes": row.bytes} for row in frame.collect()} == truth
+        assert frame.where("user_id = 'u7'").collect()[0].visits == truth[("u7",)]["visits"]
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_a_failed_attempt_is_taken_back_by_the_next_one_and_by_a_vacuum(spark, tmp_path, visits, call):
+    url = f"sqlite:///{tmp_path}/state.db"
+    visits.put("0", [(f"u{i % 50}", i) for i in range(200)])
+    declared(spark, visits, url, apply_on="executors", chunk_size=1).start(
+        visits.checkpoint, trigger=AVAILABLE
+    ).awaitTermination()
+    before = contents(url, "visits")
+    visits.put("1", [(f"u{i % 70}", i) for i in range(140)])
+    faulty = FaultyBackend(resolve(url), f"{tmp_path}/faults", (Fail(method="multi_put", call=call),))
+    query = declared(spark, visits, faulty, apply_on="executors", chunk_size=1, max_attempts=1).start(
+        visits.checkpoint, trigger=AVAILABLE
+    )
+    with pytest.raises(Exception, match="Fail|fault|store"):
+        query.awaitTermination()
+    assert contents(url, "visits") == before
+    done = vacuum(url, "visits", take_over=True)
+    assert contents(url, "visits") == before
+    assert done.unreadable == 0
+    declared(spark, visits, url).start(visits.checkpoint, trigger=AVAILABLE).awaitTermination()
+    assert contents(url, "visits") == visits.truth()
+
+
+def test_a_topology_counts_a_state_with_blocks_beside_one_without(spark, url, visits):
+    topology = Topology("both")
+    stream = topology.newStream("visits", visits.stream(spark))
+    stream.groupBy("user_id").persistentAggregate(opaque(url, "blocks", blocks=4), visits=Count(), bytes=Sum("bytes"))
+    stream.groupBy("user_id").persistentAggregate(opaque(url, "plain"), visits=Count(), bytes=Sum("bytes"))
+    for name in "01":
+        visits.put(name, [(f"u{i % 30}", i) for i in range(90)])
+        finish(topology.start(visits.checkpoint, trigger=AVAILABLE))
+        assert contents(url, "blocks") == contents(url, "plain") == visits.truth()
+
+
+def test_what_is_stored_is_what_the_docs_say(spark, tmp_path):
+    url = f"sqlite:///{tmp_path}/state.db"
+    job(spark, url, options={"blocks": 1})(
+        spark.createDataFrame([("a", 1), ("b", 300)], "user_id string, bytes bigint"), 0
+    )
+    with sqlite3.connect(f"{tmp_path}/state.db") as db:
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+        records = [row for name in tables if "record" in name for row in db.execute(f'SELECT * FROM "{name}"')]
+    (data,) = [value for row in records for value in row if isinstance(value, bytes)]
+    txid, keys, columns, new, before, keys_before = msgspec.msgpack.decode(data)
+    order = keys.decode().split("\n")[:-1]
+    assert sorted(order) == ["a", "b"]
+    sizes = {"a": 1, "b": 300}
+    assert columns == [b"b\1\1", b"", b"h" + b"".join(sizes[key].to_bytes(2, "little") for key in order), b""]
+    assert (new, before, keys_before) == (2, [], None)
+    with open_reader(url, "s") as reader:
+        assert reader.ledger().last_txid == txid
+        assert reader.ledger().serializer == "blocks:1"
