@@ -304,9 +304,11 @@ class BlockCodec:
 
     def of_keys(self, texts: Sequence[Any], blocks: Sequence[Block | None]) -> list[Any]:
         """The value of each key text, from its block."""
-        places = [None if block is None else block.place(text) for text, block in zip(texts, blocks, strict=True)]
-        pairs = zip(places, blocks, strict=True)
-        return [None if i is None or block is None else self.value(block, i) for i, block in pairs]
+        out: list[Any] = []
+        for text, block in zip(texts, blocks, strict=True):
+            at = None if block is None else block.place(text)
+            out.append(None if block is None or at is None else self.value(block, at))
+        return out
 
     def all_texts(self, names: Sequence[Any], values: Sequence[Any]) -> list[str]:
         """The key texts in some records' values; others than blocks are of what stands beside them."""
