@@ -5,7 +5,9 @@ from __future__ import annotations
 import datetime as dt
 import math
 import random
+import time
 from decimal import Decimal
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,12 +21,13 @@ from mapstate.backends.memory import MemoryBackend
 from mapstate.errors import ConfigurationError, CorruptRecordError, IncompleteBatchError, ValueOverflowError
 from mapstate.keys import KeyCodec
 from mapstate.maps import OpaqueMap
-from mapstate.maps.serialized import SerializedMap
+from mapstate.maps.serialized import Room, SerializedMap
 from mapstate.protocol.records import CommitView
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import blocks_of, record_codec, serializer
-from mapstate.serializers.blocks import Block, BlockCodec, block_names, block_numbers, merged
-from mapstate.spark.executor.block_columns import BlockColumns, BlockRows
+from mapstate.serializers.blocks import Block, BlockCodec, block_names, block_numbers
+from mapstate.spark.executor.block_columns import BlockColumns, BlockRows, merged
+from mapstate.spark.executor.block_task import whole_blocks
 
 AGGREGATORS = {
     "n": Count(),
@@ -135,9 +138,12 @@ def test_a_history_of_attempts_counts_as_one_key_by_key_does(seed):
         assert found == truth
         for text in texts[:5]:
             own = codec(blocks=count)
-            (name,) = own.names([text])
-            block = CommitView(last, dead).values(own.loads([name], store.multi_get([name])), txid)
-            assert own.of_keys([text], block) == [truth.get(text)]
+            places = own.places_of([text])
+            block = CommitView(last, dead).values(own.loads([*places], store.multi_get([*places])), txid)
+            assert own.of_keys([text], places, block) == [truth.get(text)]
+        places = own.places_of(texts)
+        found_blocks = CommitView(last, dead).values(own.loads([*places], store.multi_get([*places])), txid)
+        assert own.of_keys(texts, places, found_blocks) == [truth.get(text) for text in texts]
 
 
 COLUMNAR = [Field("n", "Count", "bigint"), Field("total", "Sum(x)", "bigint"), Field("sum", "Sum(d)", "double")]
@@ -309,6 +315,8 @@ def test_a_task_that_meets_its_own_record_is_refused():
         msgspec.msgpack.encode([7, b"\xff\n", [b"b\1", b""], 1, [], None]),
         msgspec.msgpack.encode([7, b"a\n", [b"b\1", b"b\1\1"], 1, [], None]),
         msgspec.msgpack.encode([7, b"a\n", [b"b\1", ["b"]], 1, [], None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1", b"x\1"], 1, [], None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1", [1, 2]], 1, [], None]),
         msgspec.msgpack.encode([-7, b"a\n", [b"b\1", b""], 1, [], None]),
     ],
 )
@@ -325,8 +333,9 @@ def test_a_value_before_that_cannot_be_read_is_refused_when_it_is_asked_for():
         ["3"], [msgspec.msgpack.encode([7, b"a\nb\n", [b"b\1\2", b""], 1, [b"b", b""], None])]
     )
     assert as_dict(own, now) == {"a": 1, "b": 2}
-    with pytest.raises(CorruptRecordError, match="the value before"):
+    with pytest.raises(CorruptRecordError, match="block '3': the value before") as raised:
         own.values(before)
+    assert raised.value.facts["key"] == "3"
 
 
 def test_a_block_is_told_by_the_checksum_of_the_unescaped_text():
@@ -369,3 +378,32 @@ def test_what_has_no_blocks_is_refused_with_its_reason():
     assert isinstance(spec.backend, MemoryBackend)
     with pytest.raises(ConfigurationError, match="nobody says how many"):
         opaque(url, "s", serializer="blocks:20")
+
+
+def test_chunks_end_between_blocks_whatever_their_size():
+    draw = random.Random(5)
+    numbers = sorted(draw.choices(range(40), k=500))
+    for rows, chunk_bytes, most in ((1, 1, 64), (7, 1 << 20, 3), (500, 1 << 20, 1), (50, 300, 2000)):
+        batches = [
+            pa.record_batch(
+                [pa.array(numbers[i : i + rows], pa.int32()), pa.array(range(i, min(i + rows, 500)))], ["b", "x"]
+            )
+            for i in range(0, 500, rows)
+        ]
+        chunks = [
+            (columns[0].to_pylist(), columns[1].to_pylist())
+            for columns in whole_blocks(iter(batches), Room(None, most), chunk_bytes)
+        ]
+        assert [number for chunk, _ in chunks for number in chunk] == numbers
+        assert [place for _, places in chunks for place in places] == [*range(500)]
+        assert all(before[-1] < after[0] for (before, _), (after, _) in pairwise(chunks))
+        assert len(chunks) > 1
+
+
+def test_a_block_of_very_many_keys_is_merged_in_one_pass():
+    fields, own = Fields(FIELDS[2:3], AGGREGATORS), codec(FIELDS[2:3], 1)
+    base = block_of(own, {f"k{i}": (Decimal(i), 1) for i in range(10_000)})
+    began = time.process_time()
+    (after,) = merged(own, [base], [([f"k{i}" for i in range(1_000)], [(Decimal(1), 1)] * 1_000)], fields.combine_all)
+    assert as_dict(own, after)["k999"] == (Decimal(1_000), 2)
+    assert time.process_time() - began < 1  # 17 s where each key was put into its columns by itself

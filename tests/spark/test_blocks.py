@@ -48,6 +48,7 @@ from mapstate.spark.driver import on_driver
 from mapstate.spark.driver import state as driver_state
 from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.blocks import BlockGrouping
+from mapstate.spark.driver.query_run import SET_BY_STREAMS
 from mapstate.spark.executor import block_task, task
 from mapstate.spark.executor.task import REPORT_COLUMN, reports_of
 from mapstate.testing import Fail, FaultyBackend
@@ -199,6 +200,54 @@ def test_a_block_in_two_tasks_is_refused(spark, tmp_path, monkeypatch):
     with pytest.raises(errors.IncompleteBatchError, match="has written block 0 already"):
         state(frame, 0)
     assert contents(url, "s") == {}
+
+
+@pytest.mark.parametrize("where", ["executors", "driver"])
+def test_a_key_that_is_no_text_is_refused_and_harms_no_other(spark, tmp_path, monkeypatch, where):
+    monkeypatch.setattr(driver_state, "SMALL_IN_A_ROW", 0 if where == "driver" else 99)
+    url, schema = f"sqlite:///{tmp_path}/state.db", "user_id string, bytes bigint"
+    state = job(spark, url, n=Count(), options={"blocks": 2})
+    state(spark.createDataFrame([(f"u{i}", i) for i in range(40)], schema), 0)
+    before = contents(url, "s")
+    for name in ("X'7A7AFF41'", "X'FF'"):
+        broken = spark.range(30).selectExpr(f"if(id = 7, cast({name} as string), concat('u', id)) user_id", "id bytes")
+        with pytest.raises(errors.SerializationError, match="make_valid_utf8"):
+            state(broken, 1)
+        assert contents(url, "s") == before
+    state(spark.createDataFrame([("u1", 1)], schema), 1)
+    assert contents(url, "s") == before | {("u1",): {"n": 2}}
+
+
+def test_a_session_in_which_blocks_would_be_split_is_refused(spark, tmp_path, visits):
+    url = f"sqlite:///{tmp_path}/state.db"
+    visits.put("0", [(f"u{i % 50}", i) for i in range(200)])
+    state = declared(spark, visits, url)
+    state.start(visits.checkpoint, trigger=AVAILABLE).awaitTermination()
+    more = spark.createDataFrame([("u1", 1)], "user_id string, bytes bigint")
+    spark.conf.set(SET_BY_STREAMS, "true")
+    try:
+        with pytest.raises(errors.ConfigurationError, match="would come to several tasks"):
+            state.correct(id="c", add=more)
+    finally:
+        spark.conf.unset(SET_BY_STREAMS)
+    assert contents(url, "visits") == visits.truth()
+    assert state.correct(id="c", add=more).keys == 1
+
+
+def test_an_export_that_goes_on_has_every_key_of_every_block(spark, url, tmp_path):
+    state = job(spark, url, "user_id bigint, bytes bigint", n=Count())
+    state(spark.range(100).selectExpr("id user_id", "id bytes"), 0)
+
+    def stop(keys: int) -> None:
+        if keys >= 20:
+            raise KeyboardInterrupt
+
+    to = f"{tmp_path}/state.csv"
+    with pytest.raises(KeyboardInterrupt):
+        export(url, "s", to, FORMATS["csv"], page_size=10, on_page=stop)
+    state(spark.range(100, 110).selectExpr("id user_id", "id bytes"), 1)
+    done = export(url, "s", to, FORMATS["csv"])
+    assert (done.rows, done.missing) == (110, 0)
 
 
 @pytest.mark.parametrize(

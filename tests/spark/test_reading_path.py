@@ -21,16 +21,16 @@ SCRIPT = Path(__file__).parents[2] / "scripts" / "reading_path.py"
 MOST = {
     "memory": {
         "first batch": (29, 59, 118),
-        "second batch": (21, 44, 98),
-        "batch that fires": (32, 71, 209),
+        "second batch": (21, 45, 98),
+        "batch that fires": (32, 72, 209),
         "first get": (15, 36, 53),
         "second get": (10, 25, 22),
         "second GET": (8, 23, 34),
     },
     "sqlite": {
         "first batch": (31, 63, 162),
-        "second batch": (22, 47, 133),
-        "batch that fires": (33, 74, 285),
+        "second batch": (22, 48, 133),
+        "batch that fires": (33, 75, 285),
         "first get": (18, 42, 61),
         "second get": (10, 26, 21),
         "second GET": (8, 23, 34),

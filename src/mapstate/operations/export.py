@@ -30,7 +30,7 @@ from mapstate.reader import StateReader, open_reader
 from mapstate.reader.rolling import End, end_of, end_time, shown_fields
 from mapstate.reader.tables import types_of
 from mapstate.reader.times import Time
-from mapstate.serializers import serializer
+from mapstate.serializers import blocks_of, serializer
 from mapstate.serializers.value_types import WireForm, item_type, struct_fields, wire_type
 
 _PAGE = 1000
@@ -137,7 +137,9 @@ def _collect(
     with open_reader(source, state, follow=None) as reader:
         ledger = reader.ledger()
         start = part.resume(ledger, state, anew_if_changed=frozen)
-        resumed = source.skip = part.count()
+        resumed = part.count()
+        # A block may have keys that are collected and others: all are read again, and take the place of those.
+        source.skip = resumed if blocks_of(ledger.serializer) is None else 0
         end = end_of(ledger, None)
         unreadable: tuple[int, tuple[str, ...]] = (0, ())
         expected = None

@@ -43,7 +43,7 @@ from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.capabilities import ScansFrom, ScansParts, ThreadSafe
 from mapstate.reader.rolling import Asked, Ends, RollingFields, shown_fields
 from mapstate.reader.scans import BatchReports, read_reports
-from mapstate.serializers import RecordCodec, record_codec, serializer
+from mapstate.serializers import RecordCodec, record_codec
 from mapstate.waiting import pause
 
 if TYPE_CHECKING:
@@ -403,7 +403,7 @@ class CommittedReads:
             opened = Opened(
                 data,
                 ledger,
-                KeyCodec(ledger.keys, native=serializer(ledger.serializer).native),
+                KeyCodec(ledger.keys, native=ledger.serializer == "native"),
                 record_codec(ledger),
                 shown_fields(ledger, self.aggregators)
                 if ledger.rolling is None

@@ -181,9 +181,11 @@ class StateReader:
                     raise
                 known = newest  # the state was dropped, and made again with other keys
                 continue
-            opened, values = self._reads.read(texts if known.codec.blocks is None else known.codec.blocks.names(texts))
+            places = None if known.codec.blocks is None else known.codec.blocks.places_of(texts)
+            opened, values = self._reads.read(texts if places is None else [*places])
             if opened.keys is known.keys:
-                values = values if opened.codec.blocks is None else opened.codec.blocks.of_keys(texts, values)
+                if opened.codec.blocks is not None and places is not None:
+                    values = opened.codec.blocks.of_keys(texts, places, values)
                 values = self._reads.without_gone(opened.ledger, texts, values)
                 ends = self._reads.ends(opened.ledger, asked, len(texts))
                 return opened, *self._reads.answered(opened, asked, texts, values, ends), ends

@@ -16,7 +16,7 @@ doubles is ``d`` and 8 bytes each, little-endian. A list has values of other typ
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from sys import byteorder
 from typing import Annotated, Any
@@ -35,6 +35,9 @@ KEY_TYPES = ("string", *INTEGERS, "boolean", "date", "timestamp", "binary")
 """The types of key columns whose text Spark writes as Python does, so that both tell a key's block."""
 
 _PART_TYPES = (*INTEGERS, "double", "float", "boolean", "date", "timestamp", "timestamp_ntz", "string")
+FEW = 4
+"""Keys of a block that are read and written in its columns as they are."""
+
 _DOUBLE = ord("d")
 _COLUMNS = tuple[bytes | list[Any], ...]
 _decode = msgspec.msgpack.Decoder(
@@ -298,16 +301,29 @@ class BlockCodec:
             columns += field.with_value(block.columns[start : start + field.width], at, of)
         return Block(block.keys, columns, block.count)
 
-    def names(self, texts: Sequence[Any]) -> list[Any]:
-        """The store's key of each key text: its block's."""
-        return block_names(block_numbers(texts, self._number), self._number)
+    def places_of(self, texts: Sequence[Any]) -> dict[Any, list[int]]:
+        """The store's key of each block that has some of the key texts, with the places of these."""
+        places: dict[Any, list[int]] = {}
+        for i, name in enumerate(block_names(block_numbers(texts, self._number), self._number)):
+            places.setdefault(name, []).append(i)
+        return places
 
-    def of_keys(self, texts: Sequence[Any], blocks: Sequence[Block | None]) -> list[Any]:
-        """The value of each key text, from its block."""
-        out: list[Any] = []
-        for text, block in zip(texts, blocks, strict=True):
-            at = None if block is None else block.place(text)
-            out.append(None if block is None or at is None else self.value(block, at))
+    def of_keys(
+        self, texts: Sequence[Any], places: Mapping[Any, list[int]], blocks: Sequence[Block | None]
+    ) -> list[Any]:
+        """The value of each key text, from the blocks under the names in ``places``."""
+        out: list[Any] = [None] * len(texts)
+        for block, wanted in zip(blocks, places.values(), strict=True):
+            if block is None:
+                continue
+            if len(wanted) > FEW:
+                values = dict(zip(block.texts(), self.values(block), strict=True))
+                for i in wanted:
+                    out[i] = values.get(texts[i])
+                continue
+            for i in wanted:
+                at = block.place(texts[i])
+                out[i] = None if at is None else self.value(block, at)
         return out
 
     def all_texts(self, names: Sequence[Any], values: Sequence[Any]) -> list[str]:
@@ -340,7 +356,7 @@ class BlockCodec:
         errors: list[CorruptRecordError] = []
         for key, item in zip(keys, data, strict=True):
             try:
-                out.append(None if item is None else self._record(item))
+                out.append(None if item is None else self._record(key, item))
             except UNREADABLE as error:
                 errors.append(
                     CorruptRecordError(
@@ -364,7 +380,7 @@ class BlockCodec:
                 )
         return out
 
-    def _record(self, data: bytes) -> tuple[int, Block | None, Block | None]:
+    def _record(self, name: Any, data: bytes) -> tuple[int, Block | None, Block | None]:
         txid, keys, columns, new, before, keys_before = _decode(data)
         now = self._block(keys, columns)
         count = 0 if now is None else now.count
@@ -372,9 +388,9 @@ class BlockCodec:
             raise ValueError(f"{new} new keys of {count}")
         if new == count and not keys_before:
             return txid, now, None
-        return txid, now, _Earlier(self, (keys, count - new, before, keys_before))
+        return txid, now, _Earlier(self, (name, keys, count - new, before, keys_before))
 
-    def earlier(self, keys: bytes, count: int, columns: Sequence[Any], keys_before: bytes | None) -> Block:
+    def earlier(self, name: Any, keys: bytes, count: int, columns: Sequence[Any], keys_before: bytes | None) -> Block:
         """The value before, in a record that was read. Raises CorruptRecordError."""
         if keys_before is None:
             keys_before = b"\n".join([*keys.split(b"\n")[:count], b""])
@@ -387,9 +403,10 @@ class BlockCodec:
                 return block
             why = "it has no key"
         raise CorruptRecordError(
-            f"state {self._state!r}: the value before in the record of a block cannot be read ({why}). It was not "
+            f"state {self._state!r}, block {name!r}: the value before in its record cannot be read ({why}). It was not "
             "overwritten. Restore the record.",
             state=self._state,
+            key=str(name),
         )
 
     def _block(self, keys: bytes, columns: Sequence[Any]) -> Block | None:
@@ -404,8 +421,8 @@ class BlockCodec:
         count = keys.count(b"\n")
         for i, (part, column) in enumerate(zip(self._parts, columns, strict=False)):
             if part is None:
-                if column and len(column) != 1 + count:
-                    raise ValueError(f"{len(column)} bytes of nulls for {count} keys")
+                if column != b"" and (type(column) is not bytes or column[:1] != b"b" or len(column) != 1 + count):
+                    raise ValueError(f"no column of the nulls of {count} keys")
             elif type(column) is not bytes:
                 columns = [*columns[:i], part.listed(column, count), *columns[i + 1 :]]
             elif len(column) != 1 + count * part.widths[column[0]]:
@@ -426,71 +443,3 @@ def _little_endian(numbers: array[float]) -> array[float]:
     if byteorder == "big":
         numbers.byteswap()
     return numbers
-
-
-Combine = Callable[[list[Any], list[Any]], list[Any]]
-Rows = tuple[list[str], list[Any]]
-"""The rows of a block: key texts, each once, and a partial for each."""
-
-_FEW = 8  # keys that stay for each that is written: then these are written into the columns as they are
-
-
-def merged(
-    codec: BlockCodec, bases: Sequence[Block | None], rows: Sequence[Rows], combine: Combine
-) -> list[Block | None]:
-    """The new values of blocks, from those in the store and each block's rows.
-
-    ``combine`` is called once for all of them, as `Fields.combine_all`.
-    """
-    places_of = [_places(codec, base, texts) for base, (texts, _) in zip(bases, rows, strict=True)]
-    olds = [old for _, _, of in places_of for old in of]
-    values = combine(olds, [partial for _, partials in rows for partial in partials])
-    out: list[Block | None] = []
-    start = 0
-    for base, (texts, _), (places, stored, _) in zip(bases, rows, places_of, strict=True):
-        end = start + len(texts)
-        out.append(_changed(codec, base, (texts, values[start:end]), places, stored))
-        start = end
-    return out
-
-
-def _places(
-    codec: BlockCodec, base: Block | None, texts: list[str]
-) -> tuple[Sequence[int | None], list[Any] | None, list[Any]]:
-    """The place of each key, all values of the block unless few are asked for, and the value of each key."""
-    if base is None:
-        return [None] * len(texts), None, [None] * len(texts)
-    if len(texts) * _FEW <= base.count:
-        places = list(map(base.place, texts))
-        return places, None, [None if i is None else codec.value(base, i) for i in places]
-    stored, index = [*codec.values(base)], dict(zip(base.texts(), range(base.count), strict=True))
-    places = list(map(index.get, texts))
-    return places, stored, [None if i is None else stored[i] for i in places]
-
-
-def _changed(
-    codec: BlockCodec, base: Block | None, rows: Rows, places: Sequence[int | None], stored: list[Any] | None
-) -> Block | None:
-    texts, values = rows
-    if base is not None and stored is None and None not in places:
-        block: Block | None = base
-        for i, value in zip(places, values, strict=True):
-            block = block and codec.with_value(block, i or 0, value)
-        if block is not None:
-            return block
-    keys = b"" if base is None else base.keys
-    if stored is None:
-        stored = [] if base is None else [*codec.values(base)]
-    more: list[str] = []
-    for text, i, value in zip(texts, places, values, strict=True):
-        if i is not None:
-            stored[i] = value
-        elif value is not None:
-            more.append(text)
-            stored.append(value)
-    if more:
-        keys += "\n".join([*more, ""]).encode()
-    if None in values and None in stored:
-        kept = [(key, value) for key, value in zip(keys.split(b"\n"), stored, strict=False) if value is not None]
-        keys, stored = b"".join(key + b"\n" for key, _ in kept), [value for _, value in kept]
-    return codec.block(keys, stored)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
-from mapstate.errors import INSIDE
+from mapstate.errors import INSIDE, ConfigurationError
 from mapstate.schema import KeyField, KeyOrder
 from mapstate.spark.driver.apply import Grouping
+from mapstate.spark.driver.query_run import SET_BY_STREAMS
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.executor.block_task import BlockTask
 
@@ -31,7 +32,7 @@ class BlockGrouping(Grouping):
     """A grouping whose rows have the number of their block first, and come in its order, a block in one partition.
 
     Rows are shuffled by block and then aggregated once, or aggregated by key and then shuffled by block. Once is right
-    because Spark takes a shuffle by block for one by block and key, by a setting that each query makes.
+    because Spark takes a shuffle by block for one by block and key, unless a session says otherwise.
     """
 
     def __init__(
@@ -40,6 +41,11 @@ class BlockGrouping(Grouping):
         super().__init__(batch_df, keys, fields, rows_of)
         self._columns, self._blocks = keys, blocks
         self.may_skip_partial = True
+        if batch_df.sparkSession.conf.get(SET_BY_STREAMS, "false") == "true":
+            raise ConfigurationError(
+                f"{SET_BY_STREAMS} is true in this session, so a block's rows would come to several tasks. No row was "
+                "counted. Unset it."
+            )
 
     def of(self, batch_df: DataFrame) -> DataFrame:
         from pyspark.sql import functions as F

@@ -23,7 +23,7 @@ def has_ended() -> UsageError:
     )
 
 
-_SET_BY_STREAMS = "spark.sql.requireAllClusterKeysForDistribution"
+SET_BY_STREAMS = "spark.sql.requireAllClusterKeysForDistribution"
 """A setting internal to Spark, which a query sets in its own copy of the session and nobody else does."""
 
 
@@ -32,7 +32,7 @@ def check_by_hand(query_id: str | None, conf: Any, *, runs: bool) -> None:
 
     ``query_id``  what its thread says; ``conf``  of its session; ``runs``  some query runs
     """
-    if query_id is not None or conf.get(_SET_BY_STREAMS, None) is not None:
+    if query_id is not None or conf.get(SET_BY_STREAMS, None) is not None:
         raise has_ended()
     if runs:
         raise UsageError(

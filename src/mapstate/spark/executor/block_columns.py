@@ -1,7 +1,7 @@
 """The rows of some blocks in columns, and their merge into the blocks of the store with no Python code for a key.
 
 For sums of integers and doubles, and the least and greatest of integers, where no value is null. Everything else goes
-key by key, through `mapstate.serializers.blocks.merged`, with the same answers.
+key by key, through `merged`, with the same answers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,14 @@ from mapstate.aggregators.extremes import Max, Min
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.folding import adds_up
 from mapstate.aggregators.sums import Sum
-from mapstate.serializers.blocks import Block, Rows
+from mapstate.maps.opaque import CombineAll
+from mapstate.serializers.blocks import FEW, Block, BlockCodec
 from mapstate.serializers.packed import packed_all, unpacked_all
 from mapstate.serializers.value_types import INTEGERS
 
 Combine = Callable[[Any, Any], Any]
+Rows = tuple[list[str], list[Any]]
+"""The rows of a block: key texts, each once, and a partial for each."""
 
 _PLAIN = np.ones(256, bool)
 _PLAIN[[*range(32), 127, 0xC2, ord("|"), ord("\\")]] = False  # 0xC2: what a control character above 127 begins with
@@ -68,7 +71,13 @@ class BlockRows:
         if not pa.types.is_string(texts.type) or texts.null_count:
             return False
         offsets, data = _text(texts)
-        return bool(np.diff(offsets).all() and _PLAIN[np.frombuffer(data, np.uint8)].all())
+        if not np.diff(offsets).all() or not _PLAIN[np.frombuffer(data, np.uint8)].all():
+            return False
+        try:
+            texts.validate(full=True)
+        except pa.ArrowInvalid:  # no UTF-8, which Python refuses by the name of its column
+            return False
+        return True
 
     def lines(self, *, is_plain: bool) -> pa.StringArray:
         """The key texts, with a line feed behind each."""
@@ -194,3 +203,64 @@ def _text(strings: pa.StringArray) -> tuple[Any, bytes]:
         return np.zeros(1, np.int32), b""
     offsets = np.frombuffer(strings.buffers()[1], np.int32)[strings.offset : strings.offset + len(strings) + 1]
     return offsets - offsets[0], memoryview(strings.buffers()[2])[offsets[0] : offsets[-1]].tobytes()
+
+
+def merged(
+    codec: BlockCodec, bases: Sequence[Block | None], rows: Sequence[Rows], combine: CombineAll
+) -> list[Block | None]:
+    """The new values of blocks, from those in the store and each block's rows.
+
+    ``combine`` is called once for all of them, as `Fields.combine_all`.
+    """
+    places_of = [_places(codec, base, texts) for base, (texts, _) in zip(bases, rows, strict=True)]
+    olds = [old for _, _, of in places_of for old in of]
+    values = combine(olds, [partial for _, partials in rows for partial in partials])
+    out: list[Block | None] = []
+    start = 0
+    for base, (texts, _), (places, stored, _) in zip(bases, rows, places_of, strict=True):
+        end = start + len(texts)
+        out.append(_changed(codec, base, (texts, values[start:end]), places, stored))
+        start = end
+    return out
+
+
+def _places(
+    codec: BlockCodec, base: Block | None, texts: list[str]
+) -> tuple[Sequence[int | None], list[Any] | None, list[Any]]:
+    """The place of each key, all values of the block unless few are asked for, and the value of each key."""
+    if base is None:
+        return [None] * len(texts), None, [None] * len(texts)
+    if len(texts) <= FEW and len(texts) * 8 <= base.count:
+        places = list(map(base.place, texts))
+        return places, None, [None if i is None else codec.value(base, i) for i in places]
+    stored, index = [*codec.values(base)], dict(zip(base.texts(), range(base.count), strict=True))
+    places = list(map(index.get, texts))
+    return places, stored, [None if i is None else stored[i] for i in places]
+
+
+def _changed(
+    codec: BlockCodec, base: Block | None, rows: Rows, places: Sequence[int | None], stored: list[Any] | None
+) -> Block | None:
+    texts, values = rows
+    if base is not None and stored is None and None not in places:
+        block: Block | None = base
+        for i, value in zip(places, values, strict=True):
+            block = block and codec.with_value(block, i or 0, value)
+        if block is not None:
+            return block
+    keys = b"" if base is None else base.keys
+    if stored is None:
+        stored = [] if base is None else [*codec.values(base)]
+    more: list[str] = []
+    for text, i, value in zip(texts, places, values, strict=True):
+        if i is not None:
+            stored[i] = value
+        elif value is not None:
+            more.append(text)
+            stored.append(value)
+    if more:
+        keys += "\n".join([*more, ""]).encode()
+    if None in values and None in stored:
+        kept = [(key, value) for key, value in zip(keys.split(b"\n"), stored, strict=False) if value is not None]
+        keys, stored = b"".join(key + b"\n" for key, _ in kept), [value for _, value in kept]
+    return codec.block(keys, stored)

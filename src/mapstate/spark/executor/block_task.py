@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -12,8 +13,8 @@ from mapstate.errors import DataError, IncompleteBatchError, KeyEncodingError, M
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.opaque import CombineAll
 from mapstate.maps.serialized import Room
-from mapstate.serializers.blocks import Block, BlockCodec, block_names, block_numbers, merged
-from mapstate.spark.executor.block_columns import BlockColumns, BlockRows
+from mapstate.serializers.blocks import Block, BlockCodec, block_names, block_numbers
+from mapstate.spark.executor.block_columns import BlockColumns, BlockRows, merged
 from mapstate.spark.executor.task import BatchTask, Chunk, slices
 
 MOST_ROWS = 10_000
@@ -48,7 +49,7 @@ class BlockTask(BatchTask):
         """Chunks of whole blocks. In the place of the partials is `_Rows` for each block."""
         blocks = self.spec.blocks or 1
         seen = np.zeros(blocks, bool)
-        for columns in _whole_blocks(batches, room, self.spec.chunk_bytes):
+        for columns in whole_blocks(batches, room, self.spec.chunk_bytes):
             rows = BlockRows(columns, self.keys_and_partials)
             is_plain = self._is_checked(rows, blocks)
             if seen[rows.numbers].any() or len({*rows.numbers}) < len(rows.numbers):
@@ -115,21 +116,26 @@ class BlockTask(BatchTask):
         return of_first_key(error, self.spec.state, [text for _, text, _ in rows], alone)
 
 
-def _whole_blocks(batches: Iterator[pa.RecordBatch], room: Room, most_bytes: int) -> Iterator[Sequence[pa.Array]]:
+def whole_blocks(batches: Iterator[pa.RecordBatch], room: Room, most_bytes: int) -> Iterator[Sequence[pa.Array]]:
     """The columns of chunks that end between two blocks."""
-    rest: pa.Table | None = None
+    parts, starts, rows, size, last = list[pa.RecordBatch](), list[int](), 0, 0, -1
     for batch in batches:
         for part in slices(batch, lambda: MOST_ROWS, most_bytes):
-            table = pa.Table.from_batches([part] if rest is None else [*rest.to_batches(), part])
-            numbers = table.column(0).to_numpy()
-            starts = np.flatnonzero(np.diff(numbers, prepend=numbers[0] - 1))
-            while len(starts) > 1 and (starts[-1] >= MOST_ROWS or len(starts) > room.keys):
+            numbers = part.column(0).to_numpy()
+            starts += (np.flatnonzero(np.diff(numbers, prepend=last)) + rows).tolist()
+            parts.append(part)
+            rows, size, last = rows + part.num_rows, size + part.nbytes, numbers[-1]
+            if len(starts) < 2 or (starts[-1] < MOST_ROWS and len(starts) <= room.keys and size < most_bytes):
+                continue
+            table, done = pa.Table.from_batches(parts), 0
+            while len(starts) > 1:  # the last block may go on
                 end = starts[min(room.keys, len(starts) - 1)]
-                yield _columns(table.slice(0, end))
-                table, starts = table.slice(end), starts[starts >= end] - end
-            rest = table
-    if rest is not None and rest.num_rows:
-        yield _columns(rest)
+                yield _columns(table.slice(done, end - done))
+                starts, done = starts[bisect_left(starts, end) :], end
+            parts = table.slice(done).to_batches()
+            starts, rows, size = [start - done for start in starts], rows - done, sum(left.nbytes for left in parts)
+    if parts:
+        yield _columns(pa.Table.from_batches(parts))
 
 
 def _columns(table: pa.Table) -> list[pa.Array]:
