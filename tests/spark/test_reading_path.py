@@ -32,7 +32,7 @@ MOST = {
         "second batch": (22, 48, 133),
         "batch that fires": (33, 75, 285),
         "first get": (18, 42, 61),
-        "second get": (10, 26, 21),
+        "second get": (10, 27, 21),
         "second GET": (8, 23, 34),
     },
     "redis": {
