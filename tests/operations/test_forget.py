@@ -288,6 +288,20 @@ def test_windows_are_whole_between_the_two_writes_of_a_forget(url, monkeypatch):
     assert names(url, SECRET) == []
 
 
+def test_a_key_of_windows_that_came_back_between_the_two_writes_stays(url, monkeypatch):
+    job = Windowed(url, retention=60)
+    job.batch(*[Row(at, user, 4711471147) for at in (1, 21) for user in (SECRET, "b")])
+    with monkeypatch.context() as patch:
+        patch.setattr("mapstate.operations.forget._Forgetting._second", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            forget(url, "s", {"user": SECRET}, id="t")
+    job.restarted().batch(Row(22, SECRET, 5), Row(45, "b", 1))
+    assert forget(url, "s", {"user": SECRET}, id="t").keys == 2
+    with open_reader(url, "s") as reader:
+        assert {key: value["total"] for key, value in reader.window(30)} == {(SECRET,): 5, ("b",): 4711471147}
+        assert [key for key, _ in reader.window(10)] == [("b",)]
+
+
 def test_rolling_windows_forget_a_key(url):
     job = Rolled(url)
     job.batch(RolledRow(1, SECRET, 4711471147), RolledRow(2, "b", 1))

@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import itertools
 import random
+import re
 import sqlite3
 from collections import Counter
 from typing import Any
@@ -34,7 +35,7 @@ from mapstate import (
     open_async_reader,
     open_reader,
 )
-from mapstate.backends import resolve
+from mapstate.backends import opened, resolve
 from mapstate.cli.export import FORMATS
 from mapstate.operations.adopt import adopt
 from mapstate.operations.compare import compare
@@ -42,6 +43,7 @@ from mapstate.operations.doctor import examine, recount
 from mapstate.operations.export import export
 from mapstate.operations.forget import forget
 from mapstate.operations.vacuum import vacuum
+from mapstate.protocol.stored_ledger import record_pages
 from mapstate.schema import Field, KeyField
 from mapstate.spark.driver import blocks as driver_blocks
 from mapstate.spark.driver import on_driver
@@ -363,14 +365,55 @@ def test_history_corrections_upkeep_and_exports_of_a_state_with_blocks(spark, ur
             owner="q",
             serializer="blocks:5",
         )
-    with pytest.raises(errors.UsageError, match="has blocks, which no forget rewrites"):
-        forget(url, "visits", {"user_id": "u1"}, id="x")
     job(spark, url, options={"blocks": None, "name": "plain"})(late, 0)
     with pytest.raises(errors.UsageError, match="has blocks: it cannot be compared"):
         compare(url, "visits", "plain")
     visits.put("2", [("u1", 1)])
     state.start(visits.checkpoint, trigger=AVAILABLE).awaitTermination()
     assert contents(url, "visits") == visits.truth()
+
+
+@pytest.mark.parametrize("by", ["user_id", "day"])
+def test_a_key_that_is_forgotten_leaves_its_block_and_comes_back_from_nothing(spark, url, tmp_path, by):
+    """A bigint key and a block may have one name."""
+    schema = "user_id bigint, day date, bytes bigint"
+    days = [dt.date(2026, 1, 1), dt.date(2026, 1, 2)]
+    rows = [(user, day, 4711471147) for user in range(40) for day in days]
+    state = job(spark, url, schema, ("user_id", "day"), options={"blocks": 5}, total=Sum("bytes"))
+    state(spark.createDataFrame(rows, schema), 0)
+    state(spark.createDataFrame(rows, schema), 1)
+    value: Any = 3 if by == "user_id" else days[0]
+    gone = {key[:2] for key in rows if value in key[:2]}
+    expected = {key[:2]: {"total": 2 * 4711471147} for key in rows if key[:2] not in gone}
+    done = forget(url, "s", {by: value}, id="ticket")
+    assert done.keys == len(gone) == (2 if by == "user_id" else 40)
+    assert contents(url, "s") == expected
+    assert forget(url, "s", {by: value}, id="ticket").was_done
+    with opened(resolve(url), "s") as store:
+        names = [name for page in record_pages(store, 1000) for name in page]
+        stored = [record for record in store.multi_get(names) if record is not None]
+    texts = {text for record in stored for text in re.findall(rb"\d+\|[\d-]+", record)}
+    assert texts == {f"{user}|{day}".encode() for user, day in expected}
+    state(spark.createDataFrame([(3, days[0], 5), (1, days[1], 1)], schema), 2)
+    expected |= {(3, days[0]): {"total": 5}, (1, days[1]): {"total": 2 * 4711471147 + 1}}
+    assert contents(url, "s") == expected
+    assert [found.severity for found in examine(url, "s") if found.subject in ("records", "keys")] == ["ok", "ok"]
+
+
+def test_a_forget_of_blocks_that_died_between_its_writes_goes_on(spark, url, monkeypatch):
+    schema = "user_id string, bytes bigint"
+    state = job(spark, url, n=Count(), options={"blocks": 2})
+    state(spark.createDataFrame([(f"u{i}", 1) for i in range(20)], schema), 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("mapstate.operations.forget._Forgetting._second", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            forget(url, "s", {"user_id": "u7"}, id="ticket")
+    expected = {(f"u{i}",): {"n": 1} for i in range(20) if i != 7}
+    assert contents(url, "s") == expected
+    state(spark.createDataFrame([("u7", 1), ("u8", 1)], schema), 1)
+    expected |= {("u7",): {"n": 1}, ("u8",): {"n": 2}}
+    assert forget(url, "s", {"user_id": "u7"}, id="ticket").keys == 1
+    assert contents(url, "s") == expected
 
 
 def test_readers_of_every_kind_read_blocks(spark, url, visits):

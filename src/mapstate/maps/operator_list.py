@@ -21,11 +21,12 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from mapstate.errors import CorruptRecordError, DataError, StoreLostError, UsageError, cut, shown
-from mapstate.keys import INDEX, KeyCodec, StoreKey
+from mapstate.keys import INDEX, KeyCodec, StoreKey, is_index_key
 from mapstate.maps.pane_index import batched, index_codec, pane_of
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, by_partition
 from mapstate.protocol.ways_back import behind_by
 from mapstate.schema import KeyField
+from mapstate.serializers import record_codec
 
 _MARK = "!"
 _READ = 1000  # entries at a time
@@ -163,6 +164,22 @@ class ListedKeys:
     def has_rest(self, index_key: str, rest: str) -> bool:
         """Whether a record of the pane index names such a key by its ``rest``."""
         return f"{pane_of(index_key.removeprefix(INDEX))[0]}|{rest}" in self
+
+
+def left_of(ledger: LedgerRecord, keys: ListedKeys, record_key: StoreKey, value: Any) -> tuple[Any, int]:
+    """What is left of a record's value without these keys, and of how many of the state's keys it was.
+
+    The record is one of the keys', of a pane index, or a block.
+    """
+    if is_index_key(record_key):
+        rests = value if isinstance(value, list) else []
+        named = [rest for rest in rests if isinstance(rest, str) and keys.has_rest(str(record_key), rest)]
+        return ([rest for rest in rests if rest not in named] if named else value), 0
+    blocks = record_codec(ledger).blocks
+    if blocks is None:
+        return None, 1
+    block = blocks.without(value, keys)
+    return block, value.count - (0 if block is None else block.count)
 
 
 class Place(NamedTuple):

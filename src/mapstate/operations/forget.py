@@ -30,6 +30,7 @@ from mapstate.maps.operator_list import (
     check_id,
     digest_of,
     is_of_list,
+    left_of,
     of_kind,
     read_list,
     write_entries,
@@ -45,6 +46,7 @@ from mapstate.protocol.upkeep import begin_operator
 from mapstate.protocol.ways_back import behind_by
 from mapstate.protocol.windows import PaneChange
 from mapstate.schema import KeyField
+from mapstate.serializers import blocks_of
 from mapstate.waiting import pause
 
 T = TypeVar("T")
@@ -289,10 +291,10 @@ def _no_columns(ledger: LedgerRecord, asked: Sequence[str]) -> UsageError:
 
 
 class _Found(NamedTuple):
-    """What the store has of some keys: its ``own`` records, those of the pane index, and of the change log."""
+    """What the store has of some keys: their ``own`` records, those of a pane index and blocks, and the change log."""
 
     own: list[StoreKey]
-    panes: list[StoreKey]
+    shared: list[StoreKey]
     log: list[StoreKey]
 
 
@@ -367,12 +369,12 @@ class _Forgetting:
             if at_once:
                 count = self._purge(writer, seen, attempt, survey, listed)
             # A pane that named a key without a value would have lost a record: both change at once.
-            for keys, values in self._values(writer, seen, attempt, [] if at_once else [*survey.own, *survey.panes]):
+            for keys, values in self._values(writer, seen, attempt, [] if at_once else [*survey.own, *survey.shared]):
                 there = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
-                left = [_without(listed, key, value) if is_index_key(key) else None for key, value in there.items()]
-                count += len(there) - sum(map(is_index_key, there))
-                pairs = zip(left, there.values(), strict=True)
-                self._put(writer, seen, [*there], [(attempt.txid, *pair) for pair in pairs])
+                left = [left_of(seen, listed, key, value) for key, value in there.items()]
+                count += sum(number for _, number in left)
+                records = [(attempt.txid, part, there[key]) for key, (part, _) in zip(there, left, strict=True)]
+                self._put(writer, seen, [*there], records)
             if seen.changes is not None and seen.changes.kept and survey.own:
                 form = index_codec(seen.serializer, seen.state)
                 log = ChangeLog(writer, form, attempt.view, attempt.txid, 0)
@@ -428,16 +430,18 @@ class _Forgetting:
 
     def _survey(self, seen: LedgerRecord, keys: ListedKeys, log_from: int = 0) -> _Found:
         """What the store has of some keys, under the ledger ``seen``, and the change log below ``log_from``."""
-        survey, codec = _Found([], [], []), index_codec(seen.serializer, seen.state)
+        survey, codec, has_blocks = _Found([], [], []), CodecWithIndex(seen), blocks_of(seen.serializer) is not None
         for page in record_pages(self._store, self._page_size, index=True):
-            survey.own.extend(key for key in page if not is_index_key(key) and key in keys)
+            survey.own.extend(key for key in page if not has_blocks and not is_index_key(key) and key in keys)
             survey.log.extend(key for key in page if is_of_log(key) and logged_txid(key) < log_from)
-            index = [key for key in page if is_index_key(key) and not is_of_log(key) and not is_of_list(key)]
-            for some in batched(index, _WRITE):
+            shared = [key for key in page if has_blocks or is_index_key(key)]
+            for some in batched([key for key in shared if not is_of_log(key) and not is_of_list(key)], _WRITE):
                 records = codec.loads(some, self._store.multi_get(some))
                 for key, record in zip(some, records, strict=True):
-                    if record is not None and any(_without(keys, key, part) != part for part in record[1:]):
-                        survey.panes.append(key)
+                    if record is not None and any(
+                        part is not None and left_of(seen, keys, key, part)[0] != part for part in record[1:]
+                    ):
+                        survey.shared.append(key)
         return _Found(*(list(dict.fromkeys(part)) for part in survey))  # a scan may list a key twice
 
     def _purge(self, writer: Any, seen: LedgerRecord, attempt: Attempt, survey: _Found, keys: ListedKeys) -> int:
@@ -446,13 +450,13 @@ class _Forgetting:
         Of a state that is not opaque, all records of the keys are removed.
         """
         count, txid = 0, attempt.txid
-        for some, values in self._values(writer, seen, attempt, [*survey.own, *survey.panes]):
-            are_keys = [not is_index_key(key) for key in some]
-            count += sum(is_own and value is not None for is_own, value in zip(are_keys, values, strict=True))
-            kept = [
-                (None if seen.type != "opaque" else value) if is_own else _without(keys, key, value)
-                for is_own, key, value in zip(are_keys, some, values, strict=True)
-            ]
+        for some, values in self._values(writer, seen, attempt, [*survey.own, *survey.shared]):
+            kept = values  # of an opaque state its first attempt took the keys: one that is there has come back
+            if seen.type != "opaque":
+                pairs = zip(some, values, strict=True)
+                left = [(None, 0) if value is None else left_of(seen, keys, key, value) for key, value in pairs]
+                count += sum(number for _, number in left)
+                kept = [part for part, _ in left]
             self._put(writer, seen, some, [(txid, value, value) for value in kept])
         for some in batched(survey.log, _WRITE):
             writer.multi_get(some)  # a put belongs to the get before it
@@ -486,13 +490,6 @@ class _Forgetting:
             writer.multi_rewrite(keys, [stored.get(i) for i in range(len(keys))])
         else:
             writer.multi_put(keys, CodecWithIndex(seen).dumps(keys, records))
-
-
-def _without(keys: ListedKeys, index_key: StoreKey, value: Any) -> Any:
-    """The value of a record of the pane index without these keys."""
-    if not isinstance(value, list):
-        return value
-    return [rest for rest in value if not isinstance(rest, str) or not keys.has_rest(str(index_key), rest)]
 
 
 def _of_many(ledger: LedgerRecord) -> Iterator[str]:

@@ -21,7 +21,6 @@ from mapstate.protocol.rolling import RollingRecord
 from mapstate.protocol.transitions import check_in_flight, dead_up_to
 from mapstate.protocol.windows import LATEST, NEVER, PaneChange, WindowCommit, WindowsRecord
 from mapstate.schema import Field, KeyField, time_text
-from mapstate.serializers import blocks_of
 
 
 def begin_operator(
@@ -68,11 +67,6 @@ def begin_operator(
 
 def check_operator(ledger: LedgerRecord, kind: OperatorKind) -> LedgerRecord:
     """The ledger for the begin of an operator's attempt of this kind. Raises UsageError if its type cannot have one."""
-    if kind == "forget" and blocks_of(ledger.serializer) is not None:
-        raise UsageError(
-            f"state {ledger.state!r} has blocks, which no forget rewrites yet. Nothing was written. Build the state "
-            "anew from a history without those keys, and swap. See docs/blocks.md"
-        )
     if ledger.type == "opaque":
         return ledger
     if kind == "forget":

@@ -341,6 +341,15 @@ class BlockCodec:
         """How many blocks have about so many keys; ``held`` is the number of all keys."""
         return max(1, page_size * self._number // max(held or 0, self._number))
 
+    def without(self, block: Block, keys: Any) -> Block | None:
+        """The block without some keys; itself if it has none of them."""
+        texts = block.texts()
+        left = [i for i, text in enumerate(texts) if text not in keys]
+        if len(left) == len(texts):
+            return block
+        values = self.values(block)
+        return self.block("".join([f"{texts[i]}\n" for i in left]).encode(), [values[i] for i in left])
+
     def dumps(self, records: Sequence[Any]) -> list[bytes]:
         """Encode one document per record. Raises SerializationError."""
         try:
