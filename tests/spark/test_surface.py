@@ -316,7 +316,7 @@ def test_a_trigger_may_be_an_interval(spark, visits, tmp_path):
 
 def test_seconds_may_be_a_timedelta_and_an_option_that_is_none_is_named_with_all_there_are():
     assert opaque("redis://", ttl=timedelta(minutes=1), patience=timedelta(0)).ttl == 60
-    with pytest.raises(errors.ConfigurationError, match="no option 'tll'; it has name, serializer, ttl"):
+    with pytest.raises(errors.ConfigurationError, match="no option 'tll'; it has name, serializer, blocks, ttl"):
         opaque("memory://", tll=3)  # type: ignore[call-arg]
 
 
