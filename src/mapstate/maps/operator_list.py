@@ -26,7 +26,7 @@ from mapstate.maps.pane_index import batched, index_codec, pane_of
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, by_partition
 from mapstate.protocol.ways_back import behind_by
 from mapstate.schema import KeyField
-from mapstate.serializers import record_codec
+from mapstate.serializers import blocks_of, record_codec
 
 _MARK = "!"
 _READ = 1000  # entries at a time
@@ -175,7 +175,7 @@ def left_of(ledger: LedgerRecord, keys: ListedKeys, record_key: StoreKey, value:
         rests = value if isinstance(value, list) else []
         named = [rest for rest in rests if isinstance(rest, str) and keys.has_rest(str(record_key), rest)]
         return ([rest for rest in rests if rest not in named] if named else value), 0
-    blocks = record_codec(ledger).blocks
+    blocks = None if blocks_of(ledger.serializer) is None else record_codec(ledger).blocks
     if blocks is None:
         return None, 1
     block = blocks.without(value, keys)
