@@ -302,6 +302,16 @@ def test_the_number_of_blocks_is_fixed(spark, tmp_path):
         job(spark, url, options={"name": "plain"})(frame, 1)
 
 
+def test_a_job_whose_blocks_have_very_many_keys_says_so_once(spark, tmp_path, caplog):
+    state = job(spark, f"sqlite:///{tmp_path}/state.db", n=Count(), options={"blocks": 2})
+    for batch_id, users in enumerate((258, 260, 300)):
+        state(spark.range(users).selectExpr("cast(id as string) user_id", "id bytes"), batch_id)
+        said = [record.getMessage() for record in caplog.records if "keys in each block" in record.getMessage()]
+        assert [text[:45] for text in said] == ["state s has some 129 keys in each block: singl"[:45]] * min(
+            batch_id, 1
+        )
+
+
 def test_an_added_field_is_null_until_its_key_has_rows(spark, tmp_path):
     url = f"sqlite:///{tmp_path}/state.db"
     schema = "user_id string, bytes bigint"

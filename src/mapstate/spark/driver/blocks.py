@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -19,11 +20,16 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
     from mapstate.batch_report import BatchReport
-    from mapstate.protocol.ledger_record import Commit
+    from mapstate.protocol.ledger_record import AlreadyCommitted, Commit, LedgerRecord
     from mapstate.spark.driver.job import Branch
 
 _BLOCK = f"{INSIDE}block"
 _DAY = 86_400_000_000  # microseconds
+_log = logging.getLogger("mapstate")
+
+MANY_KEYS = 128
+"""Keys of a block, above which the driver warns once in each run."""
+
 _MANY_ROWS = 8
 """Rows of a key in the batch before, from which on rows are aggregated in front of the shuffle, too."""
 
@@ -101,7 +107,19 @@ class BlockState(StateDriver):
     def __init__(self, branch: Branch) -> None:
         super().__init__(branch)
         self.make_grouping = partial(BlockGrouping, blocks=self.spec.blocks or 1)
-        self._has_many_rows = False
+        self._has_many_rows = self._has_warned = False
+
+    def set_batch(self, record: LedgerRecord, done: AlreadyCommitted | None = None) -> None:
+        """See `StateDriver.set_batch`. Warns where blocks have become large."""
+        super().set_batch(record, done)
+        keys_of_block = (record.keys_held() or 0) // (self.spec.blocks or 1)
+        if keys_of_block > MANY_KEYS and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "state %s has some %d keys in each block: single reads and sparse batches move all of them. Seed a "
+                "state with more blocks, and swap. See docs/blocks.md",
+                *(self.name, keys_of_block),
+            )
 
     def is_aggregated_twice(self, grouping: Grouping) -> bool:  # noqa: ARG002
         """See `StateDriver.is_aggregated_twice`. One shuffle is less, unless a key has many rows."""
