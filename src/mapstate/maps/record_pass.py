@@ -26,10 +26,11 @@ class CodecWithIndex:
 
     def keys_with_value(self, keys: Sequence[StoreKey], values: Sequence[Any]) -> list[StoreKey]:
         """The keys of the state that have a value: those of the records, or in the blocks."""
-        if self._own.blocks is not None:
-            return [*self._own.blocks.all_texts(keys, values)]
         pairs = zip(keys, values, strict=True)
-        return [key for key, value in pairs if value is not None and not is_index_key(key)]
+        there = [(key, value) for key, value in pairs if value is not None and not is_index_key(key)]
+        if self._own.blocks is None:
+            return [key for key, _ in there]
+        return [text for _, block in there for text in block.texts()]
 
     def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
         if not any(map(is_index_key, keys)):

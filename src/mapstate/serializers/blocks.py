@@ -256,7 +256,7 @@ class BlockCodec:
         return self
 
     def block(self, keys: bytes, values: list[Any]) -> Block | None:
-        """The block of some keys and their values, as `Fields` has them. Raises SerializationError."""
+        """The block of some keys and their values, as `Fields` has them; None without a key."""
         if not values:
             return None
         by_field: Iterable[Any] = [values]
@@ -265,11 +265,8 @@ class BlockCodec:
         elif (None,) in values:
             by_field = [[None if value == (None,) else value for value in values]]
         columns: list[Any] = []
-        try:
-            for field, of in zip(self._fields, by_field, strict=True):
-                columns += field.pack(of)
-        except SerializationError as error:
-            raise SerializationError(f"state {self._state!r}: {error.message}", state=self._state) from error
+        for field, of in zip(self._fields, by_field, strict=True):
+            columns += field.pack(of)
         return Block(keys, columns, len(values))
 
     def values(self, block: Block) -> list[Any]:
@@ -325,11 +322,6 @@ class BlockCodec:
                 at = block.place(texts[i])
                 out[i] = None if at is None else self.value(block, at)
         return out
-
-    def all_texts(self, names: Sequence[Any], values: Sequence[Any]) -> list[str]:
-        """The key texts in some records' values; others than blocks are of what stands beside them."""
-        pairs = zip(names, values, strict=True)
-        return [text for name, block in pairs if block is not None and name[:1] != "\\" for text in block.texts()]
 
     def all_keys(self, blocks: Sequence[Block | None]) -> tuple[list[Any], list[Any]]:
         """The key texts in some blocks, and their values."""
