@@ -6,6 +6,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from spark_fixtures import AVAILABLE, DATA_SOURCE, ONE_STORE_OF_BYTES, contents
 from mapstate import Count, Sum, Topology, errors, newStream, opaque, open_reader, transactional
 from mapstate.backends import resolve
 from mapstate.spark import Coordinates, InitialRows, StartsAt
+from mapstate.spark.driver.query_run import check_whole
 from mapstate.testing import Fail, FaultyBackend
 
 pytestmark = [pytest.mark.spark, DATA_SOURCE]
@@ -328,3 +330,31 @@ def test_rows_that_cannot_be_a_history_are_refused_where_they_are_declared(spark
     other = newStream("other", log.stream(spark))
     with pytest.raises(errors.ConfigurationError, match="merged have no initialRows"):
         newStream("visits", stream, initialRows=InitialRows(table, ends=Coordinates(*PLACES))).merge(other)
+
+
+class JavaSource:
+    """A source of the JVM, of a class that has no field of a table."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def getClass(self) -> Any:
+        return self
+
+    def getName(self) -> str:
+        return self._name
+
+    def getDeclaredField(self, name: str) -> Any:
+        raise RuntimeError(f"no field {name}")
+
+
+def test_a_seed_of_an_iceberg_table_of_which_nothing_tells_the_first_snapshot_is_refused():
+    def execution(name: str) -> Any:
+        sources = SimpleNamespace(size=lambda: 1, apply=lambda _: JavaSource(name))
+        return SimpleNamespace(sources=lambda: sources)
+
+    check_whole(execution("org.apache.spark.sql.kafka010.KafkaMicroBatchStream"))
+    with pytest.raises(
+        errors.UsageError, match=r"have expired, whose rows would lack \(.*no field table.*Nothing was w"
+    ):
+        check_whole(execution("org.apache.iceberg.spark.source.SparkMicroBatchStream"))

@@ -7,7 +7,7 @@ import re
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from mapstate.errors import UsageError
+from mapstate.errors import UsageError, cut
 
 FUNCTION_PAGE = "See docs/guides/foreach-batch.md"
 
@@ -89,15 +89,25 @@ def check_whole(execution: Any) -> None:
 
 
 def _first_snapshot(source: Any) -> int | None:
-    """The snapshot with which a source begins, if the one before it has expired; None for another source."""
-    with suppress(Exception):  # it has no such field
+    """The snapshot with which an Iceberg table begins, if the one before it has expired; None for another source.
+
+    Raises UsageError where nothing tells it.
+    """
+    if not str(source.getClass().getName()).startswith("org.apache.iceberg."):
+        return None
+    try:
         field = source.getClass().getDeclaredField("table")  # private to Iceberg
         field.setAccessible(True)
         table, first = field.get(source), json.loads(source.initialOffset().json())["snapshot_id"]
-        parent = table.snapshot(first).parentId()
-        if parent is not None and table.snapshot(parent) is None:
-            return int(first)
-    return None
+        snapshot = table.snapshot(first)
+        parent = None if snapshot is None else snapshot.parentId()  # an empty table has none
+        return int(first) if parent is not None and table.snapshot(parent) is None else None
+    except Exception as error:
+        raise UsageError(
+            f"nothing tells whether snapshots of the Iceberg table have expired, whose rows would lack ({cut(error)}). "
+            "Nothing was written. Give the table as initialRows, in front of the stream from its next snapshot on. See "
+            "docs/life.md#delta-and-iceberg"
+        ) from error
 
 
 FILTER = re.compile(f"{FILTER_NAME}([0-9a-f]{{16}})")
