@@ -260,6 +260,57 @@ def test_each_type_of_value_comes_back(kind, beside):
         assert own.values(now) == given
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_many_blocks_read_at_once_have_the_values_that_each_was_made_of(seed):
+    draw = random.Random(seed)
+    kinds = draw.sample([*VALUES], draw.choice([1, 2, 4]))
+    fields = [Field(f"f{i}", "F", kind) for i, kind in enumerate(kinds)]
+    own, older, count = codec(fields, 6), codec(fields[:1], 6), len(fields)
+    texts = [f"k{i}" for i in range(60)]
+    by_block: dict[int, list[str]] = {}
+    for text, number in zip(texts, block_numbers(texts, 6), strict=True):
+        by_block.setdefault(number, []).append(text)
+    records, truth, nulls = dict[str, Any](), dict[str, Any](), draw.choice([0, 0.3, 1])
+
+    def made(its: list[str], width: int) -> dict[str, Any]:
+        rows = [
+            tuple(
+                draw.choice([*VALUES[kind][:-1], *([None] if draw.random() < nulls else [])]) for kind in kinds[:width]
+            )
+            for _ in its
+        ]
+        return dict(
+            zip(its, rows if width > 1 else [(None,) if row == (None,) else row[0] for row in rows], strict=True)
+        )
+
+    for number, its in by_block.items():
+        writer, width = (older, 1) if draw.random() < 0.3 else (own, count)
+        before = made(draw.sample(its, draw.randint(1, len(its))), width)
+        now = made([*before, *(text for text in its if text not in before)], width)
+        if draw.random() < 0.3:  # a key is gone
+            now = dict(draw.sample([*now.items()], draw.randint(0, len(now))))
+        txid = draw.choice([7, 8])  # of which 8 does not count
+        (name,) = block_names([number], 6)
+        (records[name],) = writer.dumps([(txid, block_of(writer, now), block_of(writer, before))])
+        counts = now if txid == 7 else before
+        if width < count:
+            counts = {
+                text: ((None,) if value == (None,) else (value,)) + (None,) * (count - 1)
+                for text, value in counts.items()
+            }
+        truth |= counts
+    names = ["absent", *records]
+    blocks = CommitView(7).values(own.loads(names, [None, *records.values()]), 8)
+    found = dict(zip(*own.all_keys(blocks), strict=True))
+    assert found == truth
+    assert {text: repr(value) for text, value in found.items()} == {text: repr(value) for text, value in truth.items()}
+    assert own.all_keys([None]) == ([], [])
+    for asked in (texts, draw.sample(texts, 5), ["nobody", "k", *draw.choices(texts, k=9)]):
+        places = own.places_of(asked)
+        read = CommitView(7).values(own.loads([*places], [records.get(name) for name in places]), 8)
+        assert list(map(repr, own.of_keys(asked, places, read))) == [repr(truth.get(text)) for text in asked]
+
+
 def test_a_field_that_was_added_later_is_null_in_older_blocks():
     older, newer = codec(FIELDS[:1]), codec(FIELDS[:2])
     block = block_of(older, {"a": 3, "b": 4})

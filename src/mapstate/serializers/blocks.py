@@ -16,8 +16,9 @@ doubles is ``d`` and 8 bytes each, little-endian. A list has values of other typ
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from sys import byteorder
 from typing import Annotated, Any
 from zlib import crc32
@@ -40,10 +41,22 @@ FEW = 4
 
 _DOUBLE = ord("d")
 _COLUMNS = tuple[bytes | list[Any], ...]
-_decode = msgspec.msgpack.Decoder(
-    tuple[TXID, bytes, _COLUMNS, Annotated[int, msgspec.Meta(ge=0)], _COLUMNS, bytes | None]
-).decode
+
+
+class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=False):
+    """A record as it is stored."""
+
+    txid: TXID
+    keys: bytes
+    columns: _COLUMNS
+    new: Annotated[int, msgspec.Meta(ge=0)]
+    before: _COLUMNS
+    keys_before: bytes | None
+
+
+_decode = msgspec.msgpack.Decoder(_Record).decode
 _encode = msgspec.msgpack.Encoder().encode
+_Take = Callable[[Sequence[Any]], list[Any]]  # some values of columns that are packed or lists
 
 
 def form_of(spec: Any, *, native: bool) -> str:
@@ -88,16 +101,28 @@ def _unescaped(part: str) -> str:
 def block_names(numbers: Iterable[int], blocks: int) -> list[str]:
     """The keys of blocks in the store: the number, with as many digits as the last one has."""
     digits = len(str(blocks - 1))
-    return [f"{number:0{digits}}" for number in numbers]
+    return [str(number).zfill(digits) for number in numbers]
 
 
-class Block:
+def _all(counts: Sequence[int], columns: Sequence[Any]) -> list[Any]:
+    """The values of columns, one behind the other. An empty column is so many zeros."""
+    values: list[Any] = []
+    for column, count in zip(columns, counts, strict=True):
+        values += column if type(column) is not bytes else unpacked(column) if column else [0] * count
+    return values
+
+
+def _each(places: Sequence[int], columns: Sequence[Any]) -> list[Any]:
+    """The value at a place of each column."""
+    return [column and number_at(column, at) for column, at in zip(columns, places, strict=True)]
+
+
+class Block(msgspec.Struct, gc=False):
     """The value of a block: its key texts, and its values in columns. Nobody changes it."""
 
-    __slots__ = ("columns", "count", "keys")
-
-    def __init__(self, keys: bytes, columns: Sequence[Any], count: int) -> None:
-        self.keys, self.columns, self.count = keys, columns, count
+    keys: bytes
+    columns: Sequence[Any]
+    count: int
 
     def texts(self) -> list[str]:
         """The keys in the order of the values."""
@@ -105,26 +130,23 @@ class Block:
 
     def place(self, text: str) -> int | None:
         """The place of a key, None where it is not there."""
-        key = text.encode() + b"\n"
-        at = 0 if self.keys.startswith(key) else self.keys.find(b"\n" + key) + 1
-        if not at and not self.keys.startswith(key):
-            return None
-        return self.keys.count(b"\n", 0, at)
+        at = (b"\n" + self.keys).find(f"\n{text}\n".encode())
+        return None if at < 0 else self.keys.count(b"\n", 0, at)
 
 
-class _Earlier(Block):
-    """The value before, in a record that was read. It is made when somebody asks."""
+class _Earlier(msgspec.Struct, gc=False):
+    """The value before, in a record that was read: a `Block`, which is made when somebody asks."""
 
-    __slots__ = ("_codec", "_of")
-
-    def __init__(self, codec: BlockCodec, of: tuple[Any, ...]) -> None:
-        self._codec, self._of = codec, of
+    codec: BlockCodec
+    name: Any
+    record: _Record
+    block: Block | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """What a block has: it is made, and then it is there."""
-        block = self._codec.earlier(*self._of)
-        self.keys, self.columns, self.count = block.keys, block.columns, block.count
-        return getattr(block, name)
+        """What a block has."""
+        if self.block is None:
+            self.block = self.codec.earlier(self.name, self.record)
+        return getattr(self.block, name)
 
 
 class _Part:
@@ -163,30 +185,19 @@ class _Part:
         values: list[Any] = msgspec.convert(column, self._values)
         return values
 
-    def values(self, column: Any) -> list[Any]:
-        """The values of a column."""
-        if type(column) is not bytes:
-            return column  # type: ignore[no-any-return]
-        if self._is_double:
-            return _little_endian(array("d", column[1:])).tolist()
-        numbers: list[Any] = unpacked(column)
-        return numbers if self._scale is None else [Decimal(number).scaleb(-self._scale) for number in numbers]
-
-    def value(self, column: Any, at: int) -> Any:
-        """One of them."""
-        if type(column) is not bytes:
-            return column[at]
-        if self._is_double:
-            return _little_endian(array("d", column[1 + 8 * at : 9 + 8 * at]))[0]
-        number = number_at(column, at)
-        return number if self._scale is None else Decimal(number).scaleb(-self._scale)
+    def values(self, taken: list[Any]) -> list[Any]:
+        """The values of what was taken from columns."""
+        scale = self._scale
+        if scale is None:
+            return taken
+        return [Decimal(number).scaleb(-scale) if type(number) is int else number for number in taken]
 
     def with_value(self, column: Any, at: int, value: Any) -> Any:
         """The column with another value at a place. The column stays as it is."""
         if self._is_integer and type(column) is bytes:
             changed = with_number(column, at, at + 1, value)
             return changed if type(changed) is bytes else self.pack(changed)
-        values = [*self.values(column)]
+        values = self.values(_all([0], [column]))
         values[at] = value
         return self.pack(values)
 
@@ -208,24 +219,20 @@ class _Column:
         by_part = map(list, zip(*values, strict=True)) if self._is_struct else [values]
         return [*(part.pack(of) for part, of in zip(self.parts, by_part, strict=True)), nulls]
 
-    def values(self, columns: Sequence[Any]) -> list[Any]:
-        by_part = [part.values(of) for part, of in zip(self.parts, columns, strict=False)]
-        values: list[Any] = list(zip(*by_part, strict=True)) if self._is_struct else by_part[0]
-        if columns[-1]:
-            values = [None if null else value for value, null in zip(values, unpacked(columns[-1]), strict=True)]
+    def values(self, columns: Sequence[Sequence[Any]], take: _Take) -> list[Any]:
+        """The values in the columns of some blocks, part by part."""
+        if self._is_struct:
+            by_part = [part.values(take(of)) for part, of in zip(self.parts, columns, strict=False)]
+            values: list[Any] = list(zip(*by_part, strict=True))
+        else:
+            values = self.parts[0].values(take(columns[0]))
+        if any(columns[-1]):
+            values = [None if null else value for value, null in zip(values, take(columns[-1]), strict=True)]
         return values
-
-    def value(self, columns: Sequence[Any], start: int, at: int) -> Any:
-        nulls = columns[start + self.width - 1]
-        if nulls and number_at(nulls, at):
-            return None
-        if not self._is_struct:
-            return self.parts[0].value(columns[start], at)
-        return tuple([part.value(columns[start + i], at) for i, part in enumerate(self.parts)])
 
     def with_value(self, columns: Sequence[Any], at: int, value: Any) -> list[Any]:
         if value is None or columns[-1]:
-            values = self.values(columns)
+            values = self.values([[of] for of in columns], partial(_all, [0]))
             values[at] = value
             return self.pack(values)
         parts = value if self._is_struct else (value,)
@@ -248,6 +255,8 @@ class BlockCodec:
         self._ends = [0]
         for column in self._fields:
             self._ends.append(self._ends[-1] + column.width)
+        self._sizes = {*self._ends[1:]}
+        self._spans = [*zip(self._fields, self._ends, self._ends[1:], strict=False)]
         self._own_txid = own_txid
 
     @property
@@ -271,22 +280,27 @@ class BlockCodec:
 
     def values(self, block: Block) -> list[Any]:
         """The values of a block's keys."""
-        columns = [
-            field.values(block.columns[start : start + field.width])
-            if start < len(block.columns)
-            else [None] * block.count  # a field that was added since
-            for start, field in zip(self._ends, self._fields, strict=False)
-        ]
-        if len(columns) > 1:
-            return list(zip(*columns, strict=True))
-        return [(None,) if value is None else value for value in columns[0]] if None in columns[0] else columns[0]
+        return self._taken([block], partial(_all, [block.count]))
 
     def value(self, block: Block, at: int) -> Any:
         """The value of the key at a place."""
-        columns, values = block.columns, list[Any]()
-        for start, field in zip(self._ends, self._fields, strict=False):
-            values.append(field.value(columns, start, at) if start < len(columns) else None)
-        return tuple(values) if len(values) > 1 or values[0] is None else values[0]
+        return self._taken([block], partial(_each, [at]))[0]
+
+    def _taken(self, blocks: Sequence[Block], take: _Take) -> list[Any]:
+        """The values of some keys in blocks."""
+        columns = list(zip(*[block.columns for block in blocks], strict=False))
+        if len(columns) < self._ends[-1]:
+            columns = list(zip(*map(self._with_added, blocks), strict=True))
+        values = [field.values(columns[start:end], take) for field, start, end in self._spans]
+        if len(values) > 1:
+            return list(zip(*values, strict=True))
+        return [(None,) if value is None else value for value in values[0]] if None in values[0] else values[0]
+
+    def _with_added(self, block: Block) -> Sequence[Any]:
+        """The columns of a block, with those of fields that were added since: all of these are null."""
+        added = self._parts[len(block.columns) :]
+        nulls = [b"b" + b"\1" * block.count if part is None else [None] * block.count for part in added]
+        return [*block.columns, *nulls]
 
     def with_value(self, block: Block, at: int, value: Any) -> Block | None:
         """The block with another value at a place; None where only a new block would do."""
@@ -310,6 +324,8 @@ class BlockCodec:
     ) -> list[Any]:
         """The value of each key text, from the blocks under the names in ``places``."""
         out: list[Any] = [None] * len(texts)
+        few: list[Block] = []
+        few_of, at_each = list[int](), list[int]()
         for block, wanted in zip(blocks, places.values(), strict=True):
             if block is None:
                 continue
@@ -320,14 +336,19 @@ class BlockCodec:
                 continue
             for i in wanted:
                 at = block.place(texts[i])
-                out[i] = None if at is None else self.value(block, at)
+                if at is not None:
+                    few.append(block)
+                    few_of.append(i)
+                    at_each.append(at)
+        for i, value in zip(few_of, self._taken(few, partial(_each, at_each)) if few else (), strict=True):
+            out[i] = value
         return out
 
     def all_keys(self, blocks: Sequence[Block | None]) -> tuple[list[Any], list[Any]]:
         """The key texts in some blocks, and their values."""
         there = [block for block in blocks if block is not None]
-        texts = [text for block in there for text in block.texts()]
-        return texts, [value for block in there for value in self.values(block)]
+        texts = b"".join([block.keys for block in there]).decode().split("\n")[:-1]
+        return texts, self._taken(there, partial(_all, [block.count for block in there])) if there else []
 
     def on_page(self, page_size: int, held: int | None) -> int:
         """How many blocks have about so many keys; ``held`` is the number of all keys."""
@@ -381,22 +402,22 @@ class BlockCodec:
                 )
         return out
 
-    def _record(self, name: Any, data: bytes) -> tuple[int, Block | None, Block | None]:
-        txid, keys, columns, new, before, keys_before = _decode(data)
-        now = self._block(keys, columns)
-        count = 0 if now is None else now.count
+    def _record(self, name: Any, data: bytes) -> tuple[int, Any, Any]:
+        record = _decode(data)
+        now = self._block(record.keys, record.columns)
+        count, new, keys_before = 0 if now is None else now.count, record.new, record.keys_before
         if new > count or (new and keys_before is not None):
             raise ValueError(f"{new} new keys of {count}")
-        if new == count and not keys_before:
-            return txid, now, None
-        return txid, now, _Earlier(self, (name, keys, count - new, before, keys_before))
+        return record.txid, now, None if new == count and not keys_before else _Earlier(self, name, record)
 
-    def earlier(self, name: Any, keys: bytes, count: int, columns: Sequence[Any], keys_before: bytes | None) -> Block:
+    def earlier(self, name: Any, record: _Record) -> Block:
         """The value before, in a record that was read. Raises CorruptRecordError."""
-        if keys_before is None:
-            keys_before = b"\n".join([*keys.split(b"\n")[:count], b""])
+        keys = record.keys_before
+        if keys is None:
+            count = record.keys.count(b"\n") - record.new
+            keys = b"\n".join([*record.keys.split(b"\n")[:count], b""])
         try:
-            block = self._block(keys_before, columns)
+            block = self._block(keys, record.before)
         except UNREADABLE as error:
             why = cut(error)
         else:
@@ -415,17 +436,18 @@ class BlockCodec:
             if columns:
                 raise ValueError("columns without a key")
             return None
-        if not keys.endswith(b"\n") or len(columns) not in self._ends[1:]:
+        if not keys.endswith(b"\n") or len(columns) not in self._sizes:
             raise ValueError(f"{len(columns)} columns")
         if not keys.isascii():
             keys.decode()
         count = keys.count(b"\n")
-        for i, (part, column) in enumerate(zip(self._parts, columns, strict=False)):
+        for at, column in enumerate(columns):
+            part = self._parts[at]
             if part is None:
                 if column != b"" and (type(column) is not bytes or column[:1] != b"b" or len(column) != 1 + count):
                     raise ValueError(f"no column of the nulls of {count} keys")
             elif type(column) is not bytes:
-                columns = [*columns[:i], part.listed(column, count), *columns[i + 1 :]]
+                columns = [*columns[:at], part.listed(column, count), *columns[at + 1 :]]
             elif len(column) != 1 + count * part.widths[column[0]]:
                 raise ValueError(f"a column of {len(column)} bytes for {count} keys")
         return Block(keys, columns, count)

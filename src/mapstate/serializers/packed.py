@@ -1,14 +1,19 @@
-"""Columns of integers as bytes: a letter for their width, as in `array`, then the numbers, little-endian."""
+"""Columns of integers as bytes: a letter for their width, as in `array`, then the numbers, little-endian.
+
+Those of doubles, with the letter ``d``, can be read in the same way.
+"""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from struct import Struct
 from sys import byteorder
 from typing import Any
 
 WIDTHS = {ord("b"): 1, ord("h"): 2, ord("i"): 4, ord("q"): 8}
 """The bytes of a number, by the letter."""
+_FORMS = {ord(letter): Struct(f"<{letter}") for letter in "bhiqd"}
 
 
 def packed(numbers: Sequence[Any]) -> bytes | None:
@@ -31,7 +36,7 @@ def packed_count(data: bytes, skipped: int = 0) -> int:
     return size // width
 
 
-def unpacked(data: bytes) -> list[int]:
+def unpacked(data: bytes) -> list[Any]:
     """The numbers."""
     return _little_endian(array(chr(data[0]), data[1:])).tolist()
 
@@ -40,8 +45,8 @@ def number_at(column: Any, at: int) -> Any:
     """A value of a column, which is packed or a list."""
     if type(column) is not bytes:
         return column[at]
-    width = WIDTHS[column[0]]
-    return int.from_bytes(column[1 + at * width : 1 + (at + 1) * width], "little", signed=True)
+    form = _FORMS[column[0]]
+    return form.unpack_from(column, 1 + at * form.size)[0]
 
 
 def numbers_at(column: Any, places: Sequence[int]) -> Any:
@@ -101,7 +106,7 @@ def packed_all(np: Any, numbers: Any, counts: Any) -> list[bytes]:
     return out
 
 
-def _little_endian(numbers: array[int]) -> array[int]:
+def _little_endian(numbers: array[Any]) -> array[Any]:
     if byteorder == "big":
         numbers.byteswap()
     return numbers
