@@ -89,6 +89,12 @@ def test_a_history_of_attempts_counts_as_one_key_by_key_does(seed):
     count, fields = draw.choice([1, 2, 5, 40]), Fields(FIELDS, AGGREGATORS)
     keys, store, truth = KeyCodec([KeyField("k", "string")]), Store(), dict[str, Any]()
     last, dead = None, list[tuple[int, int]]()
+    removes = draw.random() < 0.5
+
+    def combine_all(olds: list[Any], rows: list[Any]) -> list[Any]:
+        values = fields.combine_all(olds, rows)
+        return [None if removes and old and value[0] % 2 else value for old, value in zip(olds, values, strict=True)]
+
     for txid in range(draw.randint(3, 12)):
         chosen = draw.sample(NAMES, draw.choice([1, 3, 20, len(NAMES)]))
         texts = keys.encode_columns([chosen], len(chosen))
@@ -117,14 +123,25 @@ def test_a_history_of_attempts_counts_as_one_key_by_key_does(seed):
         state.multi_combine(
             block_names(written, count),
             [by_block[number] for number in written],
-            lambda old, rows, of=blocks: merged(of, old, rows, fields.combine_all),
+            lambda old, rows, of=blocks: merged(of, old, rows, combine_all),
         )
+        olds = [truth.get(text) for text in texts]
+        news = combine_all(olds, partials)
+        names = block_names(written, count)
+        expected = {
+            text: (txid, value, old)
+            for text, number, value, old in zip(texts, block_numbers(texts, count), news, olds, strict=True)
+            if number in written
+        }
+        for read in (names, [*store]):  # at once, and with what others wrote
+            pairs = codec(blocks=count).written(read, store.multi_get(read), txid)
+            assert (len(pairs), dict(pairs)) == (len(expected), expected)
         if counts:
             first = 0 if last is None else last + 1
             dead += [(first, txid - 1)] if first < txid else []
             last = txid
-            olds = [truth.get(text) for text in texts]
-            truth.update(zip(texts, fields.combine_all(olds, partials), strict=True))
+            truth |= dict(zip(texts, news, strict=True))
+            truth = {text: value for text, value in truth.items() if value is not None}
         found = dict[str, Any]()
         names = list(store)
         for name, block in zip(
@@ -206,8 +223,8 @@ def test_the_merge_in_columns_is_the_merge_key_by_key(seed):
         if quick is not None:
             taken += 1
             for one, other in zip(quick, slow, strict=True):
-                assert msgspec.msgpack.encode(one and (one.keys, one.columns)) == msgspec.msgpack.encode(
-                    other and (other.keys, other.columns)
+                assert msgspec.msgpack.encode(one and (one.keys, one.columns, one.touched)) == msgspec.msgpack.encode(
+                    other and (other.keys, other.columns, other.touched)
                 )
         stored.update(zip(rows.numbers, slow, strict=True))
     assert taken or nulls or big
@@ -355,20 +372,23 @@ def test_a_task_that_meets_its_own_record_is_refused():
         b"",
         b"[1,2]",
         msgspec.msgpack.encode([7, 3, 1]),
-        msgspec.msgpack.encode([7, b"a\n", [b"b\1", b""], 2, [], None]),
-        msgspec.msgpack.encode([7, b"a\n", [b"b\1"], 1, [], None]),
-        msgspec.msgpack.encode([7, b"a\n", [b"b\1\2", b""], 1, [], None]),
-        msgspec.msgpack.encode([7, b"a", [b"b\1", b""], 1, [], None]),
-        msgspec.msgpack.encode([7, b"a\n", [b"", b""], 1, [], None]),
-        msgspec.msgpack.encode([7, b"a\n", [b"x\1", b""], 1, [], None]),
-        msgspec.msgpack.encode([7, b"a\n", [["text"], b""], 1, [], None]),
-        msgspec.msgpack.encode([7, b"a\n", [b"d" + bytes(8), b""], 1, [], None]),
-        msgspec.msgpack.encode([7, b"\xff\n", [b"b\1", b""], 1, [], None]),
-        msgspec.msgpack.encode([7, b"a\n", [b"b\1", b"b\1\1"], 1, [], None]),
-        msgspec.msgpack.encode([7, b"a\n", [b"b\1", ["b"]], 1, [], None]),
-        msgspec.msgpack.encode([7, b"a\n", [b"b\1", b"x\1"], 1, [], None]),
-        msgspec.msgpack.encode([7, b"a\n", [b"b\1", [1, 2]], 1, [], None]),
-        msgspec.msgpack.encode([-7, b"a\n", [b"b\1", b""], 1, [], None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1", b""], 2, [], None, None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1"], 1, [], None, None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1\2", b""], 1, [], None, None]),
+        msgspec.msgpack.encode([7, b"a", [b"b\1", b""], 1, [], None, None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"", b""], 1, [], None, None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"x\1", b""], 1, [], None, None]),
+        msgspec.msgpack.encode([7, b"a\n", [["text"], b""], 1, [], None, None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"d" + bytes(8), b""], 1, [], None, None]),
+        msgspec.msgpack.encode([7, b"\xff\n", [b"b\1", b""], 1, [], None, None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1", b"b\1\1"], 1, [], None, None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1", ["b"]], 1, [], None, None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1", b"x\1"], 1, [], None, None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1", [1, 2]], 1, [], None, None]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1", b""], 1, [], None, b"\0"]),
+        msgspec.msgpack.encode([7, b"a\n", [b"b\1", b""], 0, [b"b\1", b""], None, b"\0\0"]),
+        msgspec.msgpack.encode([7, b"", [], 0, [b"b" + bytes(9), b""], b"\n" * 9, b"\0"]),
+        msgspec.msgpack.encode([-7, b"a\n", [b"b\1", b""], 1, [], None, None]),
     ],
 )
 def test_a_record_that_is_no_block_is_refused_by_its_name(record):
@@ -381,7 +401,7 @@ def test_a_record_that_is_no_block_is_refused_by_its_name(record):
 def test_a_value_before_that_cannot_be_read_is_refused_when_it_is_asked_for():
     own = codec(FIELDS[:1])
     ((_, now, before),) = own.loads(
-        ["3"], [msgspec.msgpack.encode([7, b"a\nb\n", [b"b\1\2", b""], 1, [b"b", b""], None])]
+        ["3"], [msgspec.msgpack.encode([7, b"a\nb\n", [b"b\1\2", b""], 1, [b"b", b""], None, None])]
     )
     assert as_dict(own, now) == {"a": 1, "b": 2}
     with pytest.raises(CorruptRecordError, match="block '3': the value before") as raised:

@@ -152,6 +152,92 @@ def test_every_way_counts_as_a_record_per_key_does(spark, url, monkeypatch, wher
     assert [report.keys_written for report in reports] == keys
 
 
+def noted(state: Any, rows_of: dict[int, list[Any]]) -> Any:
+    """The state, whose new and old values of each batch are kept."""
+
+    def note(rows: Any, batch_id: int) -> None:
+        rows_of[batch_id] = sorted(map(repr, rows.collect()))
+
+    return state.newValuesStream(old=True).foreachBatch(note)
+
+
+@pytest.mark.parametrize("where", ["executors", "driver"])
+@pytest.mark.parametrize("fields", [["n", "total", "most"], full([*FIELDS])], ids=len)
+def test_new_and_old_values_are_those_of_a_record_per_key_also_of_a_batch_that_comes_again(
+    spark, url, monkeypatch, where, fields
+):
+    monkeypatch.setattr(driver_state, "SMALL_IN_A_ROW", 0 if where == "driver" else 99)
+    monkeypatch.setattr(block_task, "MOST_ROWS", 20)
+    aggregates, draw = {name: FIELDS[name] for name in fields}, random.Random(2)
+    blocks, plain = dict[int, list[Any]](), dict[int, list[Any]]()
+    options = {"repeat": "allowed", "blocks": 7}
+    state = noted(job(spark, url, options=options, **aggregates), blocks)
+    other = noted(job(spark, url, options=options | {"name": "plain", "blocks": None}, **aggregates), plain)
+    for batch_id, users in enumerate([60, 60, 3, 0, 60, 200]):
+        rows = amounts(batch_id, users)[: draw.choice([2, 300])] if users else []
+        frame = spark.createDataFrame(rows, "user_id string, bytes bigint").repartition(4)
+        for one in (state, other):
+            one(frame, batch_id)
+        assert blocks[batch_id] == plain[batch_id]
+        assert len(plain[batch_id]) == len({user for user, _ in rows})
+        at_once = blocks.pop(batch_id)
+        state(spark.createDataFrame(rows[:1], frame.schema), batch_id)  # read back, whatever rows come
+        assert blocks[batch_id] == at_once
+
+
+def test_states_that_follow_one_with_blocks_are_those_that_follow_one_without(spark, url):
+    """Keys are removed from blocks and come back; each batch comes again, and so is read back, too."""
+    schema, draw = "user_id string, bytes bigint", random.Random(5)
+    seen: list[dict[int, list[Any]]] = [{}, {}]
+
+    def chain(blocks: int | None, rows_of: dict[int, list[Any]]) -> Any:
+        def spec(name: str) -> Any:
+            return opaque(url, f"{name}{blocks}", blocks=blocks, repeat="allowed")
+
+        rows = newStream("rows", spark.createDataFrame([], schema)).groupBy("user_id")
+        counts = rows.persistentAggregate(spec("counts"), n=Count(), bytes=Sum("bytes"))
+        levels = counts.newValuesStream().groupBy("n").persistentAggregate(spec("levels"), users=Count())
+        noted(levels, rows_of)
+        return levels.newValuesStream().groupBy("users").persistentAggregate(spec("sizes"), levels=Count())
+
+    jobs = [chain(blocks, rows_of) for blocks, rows_of in zip((3, None), seen, strict=True)]
+    users = Counter[str]()
+    removed = 0
+    for batch_id in range(8):
+        chosen = [f"u{draw.randint(0, 12)}" for _ in range(draw.choice([0, 4, 12]))]
+        users.update(chosen)
+        frame = spark.createDataFrame([(user, 1) for user in chosen], schema)
+        for job_of in jobs:
+            job_of(frame, batch_id)
+        assert seen[0] == seen[1]
+        removed += sum(", users=None" in row for row in seen[0][batch_id])
+        levels = Counter(users.values())
+        assert contents(url, "levels3") == {(n,): {"users": number} for n, number in levels.items()}
+        sizes = Counter(levels.values())
+        assert contents(url, "sizes3") == {(n,): {"levels": number} for n, number in sizes.items()}
+        before = seen[0].pop(batch_id)
+        jobs[0](frame, batch_id)
+        assert seen[0][batch_id] == before
+    assert removed
+
+
+def test_what_a_later_attempt_wrote_over_is_no_new_value_and_stops_a_state_that_follows(spark, url, caplog):
+    """A forget writes the whole block."""
+    schema = "user_id string, bytes bigint"
+    frame = spark.createDataFrame([(f"u{i}", 1) for i in range(4)], schema)
+    got: list[int] = []
+    options = {"blocks": 1, "repeat": "allowed"}
+    state = job(spark, url, n=Count(), options=options)
+    state.newValuesStream().foreachBatch(lambda rows, _: got.append(rows.count()))(frame, 0)
+    forget(url, "s", {"user_id": "u3"}, id="ticket")
+    state(frame, 0)
+    assert got == [4, 0]
+    assert "lack 4 of 4 keys" in caplog.text
+    second = job(spark, url, n=Count(), options=options).newValuesStream().groupBy("n")
+    with pytest.raises(errors.IncompleteBatchError, match="lack 4 of 4 keys"):
+        second.persistentAggregate(opaque(url, "second", on_gap="accept"), users=Count())(frame, 0)
+
+
 def test_rows_that_do_not_come_block_by_block_are_refused(spark, tmp_path, monkeypatch):
     url = f"sqlite:///{tmp_path}/state.db"
     frame = spark.createDataFrame(amounts(1), "user_id string, bytes bigint").repartition(4)
@@ -258,7 +344,6 @@ def test_an_export_that_goes_on_has_every_key_of_every_block(spark, url, tmp_pat
         (lambda spark, url: job(spark, url, tags=Collect("user_id", most=3)), "the field 'tags' is a"),
         (lambda spark, url: job(spark, url, "x double, bytes bigint", ("x",)), "the key column 'x' is a double"),
         (lambda spark, url: job(spark, url, "x decimal(3,1), bytes bigint", ("x",)), "is a decimal"),
-        (lambda spark, url: job(spark, url).newValuesStream(), "do not tell the keys of one batch"),
         (
             lambda spark, url: newStream("rows", spark.range(0)).persistentAggregate(
                 opaque(url, "s", blocks=3), n=Count()
@@ -501,12 +586,12 @@ def test_what_is_stored_is_what_the_docs_say(spark, tmp_path):
         tables = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         records = [row for name in tables if "record" in name for row in db.execute(f'SELECT * FROM "{name}"')]
     (data,) = [value for row in records for value in row if isinstance(value, bytes)]
-    txid, keys, columns, new, before, keys_before = msgspec.msgpack.decode(data)
+    txid, keys, columns, new, before, keys_before, touched = msgspec.msgpack.decode(data)
     order = keys.decode().split("\n")[:-1]
     assert sorted(order) == ["a", "b"]
     sizes = {"a": 1, "b": 300}
     assert columns == [b"b\1\1", b"", b"h" + b"".join(sizes[key].to_bytes(2, "little") for key in order), b""]
-    assert (new, before, keys_before) == (2, [], None)
+    assert (new, before, keys_before, touched) == (2, [], None, None)
     with open_reader(url, "s") as reader:
         assert reader.ledger().last_txid == txid
         assert reader.ledger().serializer == "blocks:1"

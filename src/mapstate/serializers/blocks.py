@@ -3,11 +3,12 @@
 A key's block is the CRC-32 of its text, before anything in it is escaped, modulo the number of blocks. Its record is
 one opaque value, whose value is a map of keys to values, in MessagePack whatever the serializer of other records::
 
-    [txid, keys, [column, ...], new, [column before, ...], keys before]
+    [txid, keys, [column, ...], new, [column before, ...], keys before, touched]
 
 ``keys`` are key texts, each with a line feed behind it. A field has a column for each part of its type, and one that
 says which of its values are null, empty where none is. ``new`` is how many of the last keys are not in the value
-before, whose columns stand as they were stored. ``keys before`` is null, unless a key is gone since.
+before, whose columns stand as they were stored. ``keys before`` is null, unless a key is gone since. ``touched`` has a
+bit for each key of the value before, set if the txid wrote it; it is null if the txid wrote all.
 
 A column of integers, also of decimals by their last digit, is packed as in `mapstate.serializers.packed`; one of
 doubles is ``d`` and 8 bytes each, little-endian. A list has values of other types, and what does not fit.
@@ -52,6 +53,7 @@ class _Record(msgspec.Struct, array_like=True, forbid_unknown_fields=True, gc=Fa
     new: Annotated[int, msgspec.Meta(ge=0)]
     before: _COLUMNS
     keys_before: bytes | None
+    touched: bytes | None
 
 
 _decode = msgspec.msgpack.Decoder(_Record).decode
@@ -118,11 +120,15 @@ def _each(places: Sequence[int], columns: Sequence[Any]) -> list[Any]:
 
 
 class Block(msgspec.Struct, gc=False):
-    """The value of a block: its key texts, and its values in columns. Nobody changes it."""
+    """The value of a block: its key texts, and its values in columns. Nobody changes it.
+
+    Of one that a task has made, ``touched`` is that of its record; of others it is None.
+    """
 
     keys: bytes
     columns: Sequence[Any]
     count: int
+    touched: bytes | None = None
 
     def texts(self) -> list[str]:
         """The keys in the order of the values."""
@@ -320,7 +326,7 @@ class BlockCodec:
         return places
 
     def of_keys(
-        self, texts: Sequence[Any], places: Mapping[Any, list[int]], blocks: Sequence[Block | None]
+        self, texts: Sequence[Any], places: Mapping[Any, Sequence[int]], blocks: Sequence[Block | None]
     ) -> list[Any]:
         """The value of each key text, from the blocks under the names in ``places``."""
         out: list[Any] = [None] * len(texts)
@@ -402,12 +408,32 @@ class BlockCodec:
                 )
         return out
 
+    def written(self, names: Sequence[Any], data: Sequence[Any], txid: int) -> list[tuple[Any, Any]]:
+        """The keys that a txid wrote, each with the record that a state without blocks has. Errors: see `loads`."""
+        out: list[tuple[Any, Any]] = []
+        for record, item in zip(self.loads(names, data), data, strict=True):
+            if record is None or record[0] != txid:
+                continue
+            touched = _decode(item).touched
+            now, before = (
+                {} if block is None else dict(zip(block.texts(), self.values(block), strict=True))
+                for block in record[1:]
+            )
+            texts = [text for i, text in enumerate(before) if touched is None or touched[i >> 3] >> (i & 7) & 1]
+            texts += [text for text in now if text not in before]
+            out += [(text, (txid, now.get(text), before.get(text))) for text in texts]
+        return out
+
     def _record(self, name: Any, data: bytes) -> tuple[int, Any, Any]:
         record = _decode(data)
         now = self._block(record.keys, record.columns)
         count, new, keys_before = 0 if now is None else now.count, record.new, record.keys_before
         if new > count or (new and keys_before is not None):
             raise ValueError(f"{new} new keys of {count}")
+        if record.touched is not None:
+            known = count - new if keys_before is None else keys_before.count(b"\n")
+            if len(record.touched) != (known + 7) // 8:
+                raise ValueError(f"bits of {len(record.touched)} bytes for {known} keys")
         return record.txid, now, None if new == count and not keys_before else _Earlier(self, name, record)
 
     def earlier(self, name: Any, record: _Record) -> Block:
@@ -454,12 +480,14 @@ class BlockCodec:
 
 
 def _document(txid: int, now: Block | None, before: Block | None) -> tuple[Any, ...]:
-    keys, columns, count = (b"", (), 0) if now is None else (now.keys, now.columns, now.count)
+    keys, columns, count, touched = (
+        (b"", (), 0, None) if now is None else (now.keys, now.columns, now.count, now.touched)
+    )
     if before is None:
-        return txid, keys, columns, count, (), None
+        return txid, keys, columns, count, (), None, touched
     if keys.startswith(before.keys):
-        return txid, keys, columns, count - before.count, before.columns, None
-    return txid, keys, columns, 0, before.columns, before.keys
+        return txid, keys, columns, count - before.count, before.columns, None, touched
+    return txid, keys, columns, 0, before.columns, before.keys, touched
 
 
 def _little_endian(numbers: array[float]) -> array[float]:

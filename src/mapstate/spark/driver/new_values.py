@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -11,11 +12,11 @@ from mapstate.aggregators.fields import Fields
 from mapstate.capabilities import Scan
 from mapstate.errors import INSIDE, UsageError
 from mapstate.keys import KeyCodec, StoreKey
-from mapstate.maps.record_pass import all_records
+from mapstate.maps.record_pass import all_records, measured_fields
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.stored_ledger import record_pages
 from mapstate.schema import KeyField
-from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers import record_codec, serializer
 from mapstate.spark.driver.access import configured
 from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.executor.task import REPORT_COLUMN, arrow_schema
@@ -57,13 +58,14 @@ def read_back(
                 f"the store of state {spec.state!r} cannot list its keys, so the new values of batch "
                 f"{commit.batch_id} cannot be read back for what lies downstream"
             )
-        form = serializer(spec.serializer)
-        codec = RecordCodec(form, spec.state, spec.type, ledger.fields, ledger.field_counts)
-        keys = KeyCodec(ledger.keys, native=form.native)
+        codec = record_codec(ledger)
+        keys = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
         seen: set[StoreKey] = set()  # a scan may give a key twice
-        pages = record_pages(store, _PAGE)
-        for texts, records, _ in all_records(pages, store.multi_get, ledger.fields, codec.loads):
-            pairs = zip(texts, records, strict=True)
+        page = _PAGE if codec.blocks is None else codec.blocks.on_page(_PAGE, ledger.keys_held())
+        loads = codec.loads if codec.blocks is None else partial(codec.blocks.written, txid=commit.txid)
+        pages = record_pages(store, page)
+        for texts, records, _ in all_records(pages, store.multi_get, measured_fields(ledger), loads):
+            pairs = zip(texts, records, strict=True) if codec.blocks is None else records
             written = {text: record for text, record in pairs if record is not None and record[0] == commit.txid}
             if ledger.windows is not None:  # a purge leaves such records, and no key of a window has no value
                 written = {text: record for text, record in written.items() if record[1] is not None}

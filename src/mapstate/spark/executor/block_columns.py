@@ -46,7 +46,7 @@ class BlockRows:
     def __init__(
         self, columns: Sequence[pa.Array], in_python: Callable[[Sequence[pa.Array], int], tuple[list[Any], list[Any]]]
     ) -> None:
-        self._columns, self._in_python = columns, in_python
+        self.columns, self._in_python = columns, in_python
         of_row = columns[0].to_numpy()
         starts = np.flatnonzero(np.diff(of_row, prepend=of_row[0] - 1))
         self.numbers: list[int] = of_row[starts].tolist()
@@ -56,18 +56,21 @@ class BlockRows:
     @cached_property
     def python(self) -> tuple[list[Any], list[Any]]:
         """Key texts and partials, as lists."""
-        return self._in_python(self._columns[1:-1], len(self._columns[0]))
+        return self._in_python(self.columns[1:-1], len(self.columns[0]))
 
     def of_blocks(self) -> list[Rows]:
         """The rows of each block."""
         texts, partials = self.python
+        return [(texts[rows.start : rows.stop], partials[rows.start : rows.stop]) for rows in self.places()]
+
+    def places(self) -> list[range]:
+        """Where the rows of each block are."""
         ends = np.cumsum(self.counts)
-        spans = zip((ends - self.counts).tolist(), ends.tolist(), strict=True)
-        return [(texts[start:end], partials[start:end]) for start, end in spans]
+        return [*map(range, (ends - self.counts).tolist(), ends.tolist())]
 
     def is_plain(self) -> bool:
         """Whether the keys are one column of texts as they stand in the store."""
-        texts = self._columns[1]
+        texts = self.columns[1]
         if not pa.types.is_string(texts.type) or texts.null_count:
             return False
         offsets, data = _text(texts)
@@ -81,19 +84,19 @@ class BlockRows:
 
     def lines(self, *, is_plain: bool) -> pa.StringArray:
         """The key texts, with a line feed behind each."""
-        texts = self._columns[1] if is_plain else pa.array(self.python[0], pa.string())
+        texts = self.columns[1] if is_plain else pa.array(self.python[0], pa.string())
         return pc.binary_join_element_wise(texts, "\n", "")
 
     def partial(self, at: int) -> Any:
         """A column of partials, by its place behind the key columns."""
-        column = self._columns[at]
+        column = self.columns[at]
         if column.null_count:
             raise _LeftToPythonError
         return column.to_numpy(zero_copy_only=False)
 
     def first_block(self, blocks: int) -> int:
         """The block of the first key, if all are plain."""
-        return crc32(self._columns[1][0].as_py().encode()) % blocks
+        return crc32(self.columns[1][0].as_py().encode()) % blocks
 
 
 class BlockColumns:
@@ -118,7 +121,7 @@ class BlockColumns:
 
     def _merged(self, bases: Sequence[Block | None], rows: BlockRows, lines: pa.StringArray) -> list[Block | None]:
         keys = [b"" if base is None else base.keys for base in bases]
-        counts = np.array([0 if base is None else base.count for base in bases], np.int64)
+        counts = _counts(bases)
         of_stored = pc.index_in(_lines(b"".join(keys)), value_set=lines)  # the row of each stored key
         places = np.flatnonzero(of_stored.is_valid().to_numpy(zero_copy_only=False))
         row_of = of_stored.drop_null().to_numpy().astype(np.int64)
@@ -147,8 +150,8 @@ class BlockColumns:
             if new is not None:
                 values = np.concatenate([values, partials[new]])[order]
             columns += [_packed(values, counts_now, is_double=is_double), [b""] * len(keys)]
-        parts = zip(keys, zip(*columns, strict=True), counts_now.tolist(), strict=True)
-        return [Block(key, of, count) for key, of, count in parts]
+        parts = zip(keys, zip(*columns, strict=True), counts_now.tolist(), _bits(places, counts), strict=True)
+        return [Block(key, of, count, touched) for key, of, count, touched in parts]
 
 
 def _combine(aggregator: Any, field: Any) -> Combine | None:
@@ -190,6 +193,22 @@ def _packed(values: Any, counts: Any, *, is_double: bool) -> list[bytes]:
     return [_DOUBLE + data[start:end] for start, end in spans]
 
 
+def _counts(bases: Sequence[Block | None]) -> Any:
+    return np.array([0 if base is None else base.count for base in bases], np.int64)
+
+
+def _bits(places: Any, counts: Any) -> list[bytes | None]:
+    """``touched`` of each block, from places among the keys of all."""
+    sizes = (counts + 7) // 8
+    ends, of_place = np.cumsum(sizes), np.repeat(np.arange(len(counts)), counts)[places]
+    flags = np.zeros(8 * int(sizes.sum()), np.uint8)
+    flags[places + (8 * (ends - sizes) - np.cumsum(counts) + counts)[of_place]] = 1
+    data = np.packbits(flags, bitorder="little").tobytes()
+    is_whole = np.bincount(of_place, minlength=len(counts)) == counts
+    spans = zip((ends - sizes).tolist(), ends.tolist(), is_whole.tolist(), strict=True)
+    return [None if whole else data[start:end] for start, end, whole in spans]
+
+
 def _lines(data: bytes) -> pa.StringArray:
     """Texts with a line feed behind each, as Arrow has them: nothing is copied."""
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + 1
@@ -215,11 +234,14 @@ def merged(
     places_of = [_places(codec, base, texts) for base, (texts, _) in zip(bases, rows, strict=True)]
     olds = [old for _, _, of in places_of for old in of]
     values = combine(olds, [partial for _, partials in rows for partial in partials])
-    out: list[Block | None] = []
-    start = 0
-    for base, (texts, _), (places, stored, _) in zip(bases, rows, places_of, strict=True):
+    counts, out = _counts(bases), list[Block | None]()
+    firsts = (np.cumsum(counts) - counts).tolist()
+    places = [first + i for first, (of, _, _) in zip(firsts, places_of, strict=True) for i in of if i is not None]
+    bits, start = _bits(np.array(places, np.int64), counts), 0
+    for base, (texts, _), (of, stored, _), touched in zip(bases, rows, places_of, bits, strict=True):
         end = start + len(texts)
-        out.append(_changed(codec, base, (texts, values[start:end]), places, stored))
+        block = _changed(codec, base, (texts, values[start:end]), of, stored)
+        out.append(block and Block(block.keys, block.columns, block.count, touched))
         start = end
     return out
 

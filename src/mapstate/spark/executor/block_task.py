@@ -59,7 +59,7 @@ class BlockTask(BatchTask):
                 )
             seen[rows.numbers] = True
             names = cast("list[StoreKey]", block_names(rows.numbers, blocks))
-            yield names, [_Rows(rows, is_plain)] * len(names), rows.rows, ()
+            yield names, [_Rows(rows, is_plain)] * len(names), rows.rows, rows
 
     def _is_checked(self, rows: BlockRows, blocks: int) -> bool:
         """Whether keys are plain texts. Raises KeyEncodingError where a reader would look for one in another block."""
@@ -94,6 +94,13 @@ class BlockTask(BatchTask):
     def written(self, partials: Sequence[Any], bases: Sequence[Any], values: Sequence[Any]) -> tuple[int, int]:
         """See `BatchTask.written`."""
         return int(partials[0].rows.counts.sum()), _keys(values) - _keys(bases)
+
+    def new_rows(self, schema: Any, key_columns: BlockRows, values: list[Any], bases: list[Any]) -> pa.RecordBatch:
+        """See `BatchTask.new_rows`."""
+        texts, places = key_columns.python[0], dict(enumerate(key_columns.places()))
+        now = self._codec.of_keys(texts, places, values)
+        before = self._codec.of_keys(texts, places, bases) if self.old_values else []
+        return super().new_rows(schema, key_columns.columns[1 : 1 + len(self.keys)], now, before)
 
     def with_key(
         self,

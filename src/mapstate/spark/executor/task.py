@@ -163,7 +163,7 @@ class BatchTask:
                 report.rows_done += rows
                 report.keys += count
                 if self.new_values is not None:
-                    yield self._new_values(self.new_values, columns, values, bases)
+                    yield self.new_rows(self.new_values, columns, values, bases)
             if index is not None:
                 index.write()
             if isinstance(writer, ReadsAhead):
@@ -290,9 +290,8 @@ class BatchTask:
             *(error, self.spec.state, keys[: len(bases)]), lambda at: self.keeping([])([bases[at]], [partials[at]])
         )
 
-    def _new_values(
-        self, schema: StructType, key_columns: Sequence[pa.Array], values: list[Any], bases: list[Any]
-    ) -> pa.RecordBatch:
+    def new_rows(self, schema: StructType, key_columns: Any, values: list[Any], bases: list[Any]) -> pa.RecordBatch:
+        """The new values of a chunk."""
         arrow = arrow_schema(schema)
         shown = [self.fields.shown(value) for value in values]
         arrays = [column.cast(arrow.field(i).type) for i, column in enumerate(key_columns)]
@@ -330,8 +329,8 @@ def _codecs(
     return records, KeyCodec(keys, native=chosen.native)
 
 
-Chunk = tuple[list[StoreKey], list[Any], int, Sequence[pa.Array]]
-"""Key texts, partials, the number of rows behind them, and the key columns for new values."""
+Chunk = tuple[list[StoreKey], list[Any], int, Any]
+"""Key texts, partials, the number of rows behind them, and the key columns for `BatchTask.new_rows`."""
 
 
 def _read_ahead(chunks: Iterator[Chunk], writer: ReadsAhead) -> Iterator[Chunk]:

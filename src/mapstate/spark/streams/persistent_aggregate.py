@@ -79,11 +79,6 @@ class PersistentAggregate(OfQuery):
         job = self.job
         if old and job.spec.type != "opaque":
             raise ConfigurationError(f"a {job.spec.type} state keeps no old values: take opaque(...)")
-        if job.spec.blocks is not None:
-            raise ConfigurationError(
-                f"state {self.name!r} has blocks, which do not tell the keys of one batch: leave blocks out. See "
-                "docs/blocks.md"
-            )
         parts = _NewValueColumns([key.name for key in job.keys], [field.name for field in job.fields])
         if old:
             parts.check_old_names()
