@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import pyspark
 import pytest
 import spark_fixtures
 import visits_job
@@ -51,6 +52,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
 @pytest.fixture(scope="module")
 def spark(server: ConnectServer) -> Iterator[SparkSession]:
     session = visits_job.remote_session(server.url)
+    assert session.version == pyspark.__version__, "the server is of another PySpark"
     yield session
     session.stop()
     for name in ("SPARK_CONNECT_MODE_ENABLED", "SPARK_REMOTE"):  # left behind, and no classic session starts then

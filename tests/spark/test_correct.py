@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from cases import full
 from every_store import AEROSPIKE, FULL, REDIS, url_of
+from processes import FIXTURES, with_modules
 from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, Visits, contents
 from typer.testing import CliRunner
@@ -494,8 +494,7 @@ def test_a_driver_that_is_killed_in_a_task_leaves_nothing_behind(spark, visits, 
         "    opaque(backend), visits=Count(), bytes=Sum('bytes'))\n"
         f"state.correct(add=spark.createDataFrame({LATE!r}, SCHEMA), id='a')\n"
     )
-    path = os.pathsep.join(str(folder) for folder in [Path(__file__).parents[1] / "fixtures"])
-    env = os.environ | {"PYTHONPATH": path}
+    env = with_modules(str(FIXTURES))
     killed = subprocess.run([sys.executable, str(script)], check=False, start_new_session=True, env=env)
     assert killed.returncode == -signal.SIGKILL
     assert ledger(url).in_flight.name == "a correction"

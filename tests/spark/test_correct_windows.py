@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 import random
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import pytest
 from cases import full
 from clicks import CONFIGS, USERS, Clicks, Names
 from every_store import AEROSPIKE, FULL, REDIS, url_of
+from processes import FIXTURES, with_modules
 from pyspark.sql import functions as F
 from rolled import Row
 from spark_fixtures import AVAILABLE
@@ -367,7 +367,7 @@ def test_a_driver_that_is_killed_leaves_nothing_behind(spark, clicks, url, tmp_p
         f"rows = {[tuple(row) for row in rows]!r}\n"
         f"state.correct(add=spark.createDataFrame(rows, {SCHEMA!r}), id='a')\n"
     )
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1] / "fixtures")}
+    env = with_modules(str(FIXTURES))
     killed = subprocess.run([sys.executable, str(script)], check=False, start_new_session=True, env=env)
     assert killed.returncode == -signal.SIGKILL
     assert ledger(url).in_flight.name == "a correction"
