@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from matrix import SHORT, WHOLE
 
 from mapstate.version import VERSION
 
@@ -99,3 +100,10 @@ def test_each_python_that_the_matrix_tests_is_a_classifier():
     matrix = re.findall(r"3\.1\d", (ROOT / "docs" / "versions.md").read_text().split("\n\n")[1])
     named = [one.rpartition(" ")[2] for one in PROJECT["classifiers"] if re.search(r":: 3\.\d+$", one)]
     assert set(named) == set(matrix)
+
+
+def test_the_matrix_names_tests_that_there_are():
+    assert all((ROOT / file).is_file() for file in WHOLE)
+    for named in SHORT:
+        file, test = re.match(r"(.*)::(\w+)", named).groups()
+        assert f"\ndef {test}(" in (ROOT / file).read_text()
