@@ -25,17 +25,23 @@ PYTHONS_OF = {"3.5": ("3.11",)}  # it imports distutils, which later ones do not
 WHOLE = [
     f"tests/spark/test_{name}.py"
     for name in (
+        "blocks_on_spark",
         "connect",
         "connect_around",
         "dataframes",
         "drpc",
         "following",
         "foreach_batch",
+        "keys_beside_spark",
         "new_values",
+        "output_modes",
+        "partial_aggregation",
+        "pipelines",
         "replanned",
         "spark35",
         "spark_faults",
         "spark_offsets",
+        "spark_sketches",
         "spark_stream",
         "topology",
         "windows",
