@@ -39,6 +39,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.since("4.0", "Spark Connect")]
 
 CONF = {
     "spark.sql.adaptive.coalescePartitions.enabled": "false",
+    "spark.sql.collation.trim.enabled": "true",  # also in the parser of a server of 4.0
     "spark.sql.session.timeZone": "America/St_Johns",
 }
 
