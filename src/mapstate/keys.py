@@ -134,15 +134,19 @@ class KeyCodec:
 
     def decode_all(self, texts: Sequence[Any]) -> list[Key]:
         """The key of each text, as `decode`; column by column, which is faster where no text has an escape."""
+        columns = self.columns_of(texts)
+        return list(map(self.decode, texts)) if columns is None else list(zip(*columns, strict=True))
+
+    def columns_of(self, texts: Sequence[Any]) -> list[Sequence[Any]] | None:
+        """The values of each key column; None where a text has an escape, is an integer or no key."""
         width = len(self.fields)
         try:
             if width and "\\" not in "".join(texts):
                 columns = [texts] if width == 1 else zip(*(text.split("|") for text in texts), strict=True)
-                values = [values_of(kind, column) for kind, column in zip(self._types, columns, strict=True)]
-                return list(zip(*values, strict=True))
+                return [values_of(kind, column) for kind, column in zip(self._types, columns, strict=True)]
         except (TypeError, ValueError, ArithmeticError, KeyError):
-            pass  # an integer, or one of them is no key: said below
-        return list(map(self.decode, texts))
+            pass
+        return None
 
     def _no_key(self, text: StoreKey) -> KeyEncodingError:
         return KeyEncodingError(

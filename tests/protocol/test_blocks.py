@@ -15,14 +15,17 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from mapstate import Avg, Count, Max, Min, Sum, opaque
+from mapstate import Avg, Count, Max, Min, Sum, opaque, open_reader
 from mapstate.aggregators.fields import Fields
 from mapstate.backends.memory import MemoryBackend
 from mapstate.errors import ConfigurationError, CorruptRecordError, IncompleteBatchError, ValueOverflowError
 from mapstate.keys import KeyCodec
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import Room, SerializedMap
+from mapstate.protocol.ledger_record import Commit, OpenRequest
+from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.records import CommitView
+from mapstate.reader.tables import Columns
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import blocks_of, record_codec, serializer
 from mapstate.serializers.blocks import Block, BlockCodec, block_names, block_numbers
@@ -318,14 +321,135 @@ def test_many_blocks_read_at_once_have_the_values_that_each_was_made_of(seed):
         truth |= counts
     names = ["absent", *records]
     blocks = CommitView(7).values(own.loads(names, [None, *records.values()]), 8)
-    found = dict(zip(*own.all_keys(blocks), strict=True))
+    there = [block for block in own.made(blocks) if block is not None]
+    found = dict(zip((text for block in there for text in block.texts()), own.all_values(there), strict=True))
     assert found == truth
     assert {text: repr(value) for text, value in found.items()} == {text: repr(value) for text, value in truth.items()}
-    assert own.all_keys([None]) == ([], [])
+    rows = [value if count > 1 else (None if value == (None,) else value,) for value in found.values()]
+    assert list(map(repr, zip(*own.columns(there), strict=True))) == list(map(repr, rows))
+    assert own.all_values([]) == []
     for asked in (texts, draw.sample(texts, 5), ["nobody", "k", *draw.choices(texts, k=9)]):
         places = own.places_of(asked)
         read = CommitView(7).values(own.loads([*places], [records.get(name) for name in places]), 8)
         assert list(map(repr, own.of_keys(asked, places, read))) == [repr(truth.get(text)) for text in asked]
+
+
+KEYS: dict[str, list[Any]] = {
+    "string": ["a", "b", "é", "", "a|b", "a\\b", "\\N", "line\nfeed", None, *(f"user-{i}" for i in range(30))],
+    "plain string": [f"user-{i}" for i in range(30)],
+    "bigint": [0, 7, -7, BIG, *range(100, 120)],
+    "boolean": [True, False],
+    "date": [dt.date(1, 1, 1), dt.date(2026, 3, 1), dt.date(9999, 12, 31)],
+    "timestamp": [dt.datetime(2026, 1, day, 1, 2, 3, 4, dt.UTC) for day in range(1, 30)],
+}
+SHOWN = {
+    "struct<by:timestamp,value:string>": "ArgMax(x, by=t)",
+    "struct<sum:decimal(38,0),count:bigint>": "Avg(amount)",
+}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_table_of_blocks_is_that_of_their_keys_one_by_one(seed, monkeypatch):
+    draw = random.Random(seed)
+    key_kinds = draw.sample([*KEYS], draw.choice([1, 1, 2]))
+    columns = [KeyField(f"k{i}", kind.removeprefix("plain ")) for i, kind in enumerate(key_kinds)]
+    fields = [
+        Field(f"f{i}", SHOWN.get(kind, "Own"), kind)
+        for i, kind in enumerate(draw.sample([*VALUES], draw.choice([1, 3])))
+    ]
+    backend, nulls = MemoryBackend(f"blocks-{seed}"), draw.choice([0, 0.3])
+    spec = opaque(backend, "s", blocks=draw.choice([1, 7]))
+    keys, store = KeyCodec(columns), spec.open()
+    ledgers = Ledgers([store], [opening(spec, columns, fields)], ["refuse"])
+    ledgers.open()
+    blocks = record_codec(ledgers.records[0])
+    assert isinstance(blocks, BlockCodec)
+    asked = [*{tuple(draw.choice(KEYS[kind]) for kind in key_kinds) for _ in range(80)}]
+    truth: dict[Any, Any] = {}
+    for batch_id, counts in enumerate([True, False, True, False]):
+        (attempt,) = ledgers.begin(batch_id - (batch_id > 1))
+        state = OpaqueMap(SerializedMap(store, blocks), attempt.view, written_once=True)
+        state.begin_commit(attempt.txid)
+        chosen = draw.sample(asked, draw.randint(1, len(asked)))
+        texts = keys.encode_all(chosen)
+        new = [
+            tuple(draw.choice([*VALUES[of.type][:-1], *([None] if draw.random() < nulls else [])]) for of in fields)
+            for _ in texts
+        ]
+        new = [None if batch_id and draw.random() < 0.1 else row for row in new]
+        values = [row if row is None or len(fields) > 1 or row == (None,) else row[0] for row in new]
+        places = blocks.places_of(texts)
+        state.multi_combine(
+            [*places],
+            [([texts[i] for i in of], [values[i] for i in of]) for of in places.values()],
+            lambda old, rows: merged(blocks, old, rows, lambda _, partials: partials),
+        )
+        if counts:
+            ledgers.commit([Commit(batch_id=batch_id - (batch_id > 1), txid=attempt.txid, owner="test")])
+            truth = {key: row for key, row in (truth | dict(zip(chosen, new, strict=True))).items() if row is not None}
+    with open_reader(backend, "s") as reader:
+        rows = {key: tuple(named.values()) for key, named in reader.scan()}
+        assert rows.keys() == truth.keys()
+        for i, of in enumerate(fields):
+            if of.type not in SHOWN:
+                assert {key: repr(row[i]) for key, row in rows.items()} == {
+                    key: repr(row[i]) for key, row in truth.items()
+                }
+        ((shown, found, stored),) = reader.part("", 1000)
+        one_by_one = Columns(columns, shown).batch(found, shown, stored)
+        table = reader.to_arrow()
+        assert table.equals(pa.Table.from_batches([one_by_one]))
+        assert list(map(repr, table.to_pylist())) == list(map(repr, one_by_one.to_pylist()))
+        names = ["f0", "k0"]
+        made = Columns(columns, shown, names)
+        (batch,) = made.batches(reader.part("", made=made))
+        assert batch.equals(one_by_one.select(names))
+        assert reader.count_keys().found == len(truth)
+        if "string" not in key_kinds:  # no key has an escape, so no page goes key by key
+            monkeypatch.delattr(Columns, "batch")
+            assert reader.to_arrow().equals(table)
+
+
+def test_a_scan_names_a_block_whose_value_before_cannot_be_read_behind_all_others():
+    spec = opaque(MemoryBackend("blocks-unreadable"), "s", blocks=9)
+    columns, store = [KeyField("k", "string")], spec.open()
+    ledgers = Ledgers([store], [opening(spec, columns, FIELDS[:1])], ["refuse"])
+    ledgers.open()
+    own = codec(FIELDS[:1], 9)
+    (attempt,) = ledgers.begin(0)
+    places = own.places_of([f"k{i}" for i in range(40)])
+    assert len(places) == 9
+    for name, of in places.items():
+        store.multi_put([name], own.dumps([(attempt.txid, block_of(own, {f"k{i}": i for i in of}), None)]))
+    ledgers.commit([Commit(batch_id=0, txid=attempt.txid, owner="test")])
+    (attempt,) = ledgers.begin(1)  # and it dies
+    store.multi_put(
+        ["4"], [msgspec.msgpack.encode([attempt.txid, b"a\nb\n", [b"b\1\2", b""], 1, [b"b", b""], None, None])]
+    )
+    with open_reader(spec.backend, "s") as reader:
+        found = []
+        with pytest.raises(
+            CorruptRecordError, match="1 keys cannot be read: '4'.*block '4': the value before"
+        ) as raised:
+            found.extend(key for (key,), _ in reader.scan())
+        assert raised.value.facts["keys"] == ["4"]
+        with pytest.raises(CorruptRecordError, match="1 keys cannot be read: '4'.*block '4': the value before"):
+            reader.to_arrow()
+        with pytest.raises(CorruptRecordError, match="block '4'"):
+            reader.get(f"k{places['4'][0]}")
+    assert {*found} == {f"k{i}" for i in range(40)} - {f"k{i}" for i in places["4"]}
+
+
+def opening(spec: Any, columns: Any, fields: Any) -> OpenRequest:
+    return OpenRequest(
+        state="s",
+        type="opaque",
+        serializer=spec.serializer,
+        keys=tuple(columns),
+        fields=tuple(fields),
+        owner="test",
+        clock_txid=280_000_000,
+    )
 
 
 def test_a_field_that_was_added_later_is_null_in_older_blocks():

@@ -102,9 +102,8 @@ class Fields:
                 None if value is None else dict(zip(names, self.result(value) or (), strict=True)) for value in values
             ]
         if not self._single:
-            there = [value for value in values if value is not None]
-            named_each = map(dict, map(zip, repeat(names), there))  # no Python code for a key
-            return [None if value is None else next(named_each) for value in values]
+            each = map(dict, map(zip, repeat(names), [value for value in values if value is not None]))
+            return [None if value is None else next(each) for value in values]
         name = names[0]
         named: list[dict[str, Any] | None] = [None if value is None else {name: value} for value in values]
         return [result and {name: _bare(result[name])} for result in named] if NULL in values else named

@@ -42,7 +42,7 @@ from mapstate.protocol.stored_ledger import (
 from mapstate.protocol.windows import WindowCommit
 from mapstate.reader.capabilities import ScansFrom, ScansParts, ThreadSafe
 from mapstate.reader.rolling import Asked, Ends, RollingFields, shown_fields
-from mapstate.reader.scans import BatchReports, read_reports
+from mapstate.reader.scans import BatchReports, check_as_of, purged, read_reports
 from mapstate.serializers import RecordCodec, record_codec
 from mapstate.waiting import pause
 
@@ -208,8 +208,7 @@ class CommittedReads:
         """List the store's keys of one of `parts`. Errors: see `pages`."""
         if not isinstance(self.store, ScansParts):
             return ((page, None) for page, _ in self.pages(page_size))
-        page_size = self._names_on(page_size)
-        return self._in_turn((records_in(page), None) for page in self.store.scan_part(part, page_size))
+        return self._in_turn((records_in(page), None) for page in self.store.scan_part(part, self._names_on(page_size)))
 
     def _names_on(self, page_size: int) -> int:
         """How many of the store's keys a page of so many keys has. Raises UsageError for no number."""
@@ -220,7 +219,7 @@ class CommittedReads:
     def check_scanned(self) -> None:
         """Call this after the last page: raises StaleBatchError if keys may have gone that were there `as_of`."""
         if self._as_of is not None:
-            _check_as_of(self._as_of, self.ledger(), [], [])
+            check_as_of(self._as_of, self.ledger(), [], [])
 
     def close(self) -> None:
         """Close the store. Later calls raise UsageError."""
@@ -257,8 +256,10 @@ class CommittedReads:
             opened = self._with(before)
             records: list[Any] = []
             try:
-                records = (codec or opened.codec).loads(texts, data)
+                records = (decoder := codec or opened.codec).loads(texts, data)
                 values = self._values(opened.ledger, records)
+                if decoder.blocks is not None:
+                    values = decoder.blocks.made(values)
             except StaleBatchError:
                 newest = self.ledger().next_txid - 1
                 unknown = newer_txids(texts, records, newest)
@@ -272,12 +273,8 @@ class CommittedReads:
                     continue  # the record may have a field that was added meanwhile
                 raise
             if self._as_of is not None:
-                _check_as_of(self._as_of, opened.ledger, texts, records)
-            if (
-                not contains_none(data)
-                or before == after
-                or _purged(self._with(after).ledger) == _purged(opened.ledger)
-            ):
+                check_as_of(self._as_of, opened.ledger, texts, records)
+            if not contains_none(data) or before == after or purged(self._with(after).ledger) == purged(opened.ledger):
                 return opened, values
         raise StaleBatchError(
             f"state {self.state!r}: a batch began within each of {_TRIES} reads in a row, because batches come faster "
@@ -361,13 +358,12 @@ class CommittedReads:
         return None if stored is None else stored[0]
 
     def _fetch(self, texts: list[Any]) -> tuple[bytes | None, list[Any], bytes | None]:
-        store = self.store
         with self.turn:
             if self._in_one_call:
-                read: tuple[bytes | None, list[Any], bytes | None] = store.multi_get_with_ledger(texts)
+                read: tuple[bytes | None, list[Any], bytes | None] = self.store.multi_get_with_ledger(texts)
                 return read
             before = self.load()
-            data = store.multi_get(texts)
+            data = self.store.multi_get(texts)
             return before, data, self.load() if contains_none(data) else before
 
     def _with(self, data: bytes | None) -> Opened:
@@ -443,37 +439,6 @@ class CommittedReads:
             yield page
 
 
-def _check_as_of(was: LedgerRecord, now: LedgerRecord, texts: Sequence[StoreKey], records: Sequence[Any]) -> None:
-    """Raise StaleBatchError where records of the ledger ``now`` do not have the values of the last batch of ``was``.
-
-    A record keeps one value before the current one. So a record tells its value as of that batch if it was written
-    before the second commit since began; and no vacuum, purge, reset or rollback came in between.
-    """
-    at_work = now.type != "opaque" and (was.in_flight is not None or now.in_flight is not None)
-    if was.contents() == now.contents() and not at_work:
-        return
-    is_on = was.last_txid is None or was.last_txid in now.view()
-    late: list[StoreKey] = []
-    if now.type == "opaque" and _purged(was) == _purged(now) and is_on:
-        last = (now.previous, now.last_commit)
-        since = [commit.txid for commit in last if commit and commit.last_txid_before == was.last_txid]
-        newest = since[0] if since else -1 if was.last_txid is None else was.last_txid
-        late = [text for text, record in zip(texts, records, strict=True) if record is not None and record[0] > newest]
-        if not late:
-            return
-    batch = "its start" if was.last_commit is None else f"batch {was.last_commit.batch_id}"
-    why = (
-        f"key {str(late[0])[:100]!r} was written by two batches since"
-        if late
-        else "its values of then are gone since: the state is not opaque, or was vacuumed, purged, reset or rolled back"
-    )
-    raise StaleBatchError(
-        f"state {now.state!r} cannot be read as of {batch} any more: {why}. Nothing was given out. Read it anew, in "
-        "less time; or page by page, each as of one batch.",
-        state=now.state,
-    )
-
-
 def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
     rolling = None if ledger.rolling is None else ledger.rolling.definition
     return ledger.field_counts, ledger.fields, ledger.keys, ledger.type, ledger.serializer, rolling
@@ -489,12 +454,3 @@ def mark_of(ledger: LedgerRecord, place: str = "") -> str:
     """What names of commits begin with, and cursors: another for another state, owner, incarnation, or place."""
     named = f"{ledger.state} {ledger.owner} {ledger.first_txid} {ledger.floor}{place and f' {place}'}"
     return blake2b(named.encode(), digest_size=_MARK // 2).hexdigest()
-
-
-def _purged(ledger: LedgerRecord) -> tuple[int, ...]:
-    """Numbers that differ between two ledgers if records may have been purged between them, or the state dropped."""
-    numbers = ledger.first_txid, ledger.floor, ledger.rewrites
-    if ledger.windows is None:
-        return numbers
-    done = ledger.last_windows()
-    return *numbers, ledger.windows.purged, 0 if done is None else done.settled

@@ -1,7 +1,8 @@
-"""What scans, bulk reads and batch reports give out, and whether the keys of a scan can be counted."""
+"""What scans, bulk reads and batch reports give out; and whether a scan is whole, and still as of its batch."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import compress
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import msgspec
 
 from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Reports
-from mapstate.errors import CorruptRecordError, MissingKeysError, cut
+from mapstate.errors import CorruptRecordError, MissingKeysError, StaleBatchError, cut
 from mapstate.findings import DistinctKeys
 from mapstate.keys import Key, StoreKey, contains_none
 from mapstate.protocol.ledger_record import LedgerRecord, are_times
@@ -107,6 +108,46 @@ def check_missing(state: str, counted: CountedKeys) -> None:
         found=number,
         expected=held,
     )
+
+
+def check_as_of(was: LedgerRecord, now: LedgerRecord, texts: Sequence[StoreKey], records: Sequence[Any]) -> None:
+    """Raise StaleBatchError where records of the ledger ``now`` do not have the values of the last batch of ``was``.
+
+    A record keeps one value before the current one. So a record tells its value as of that batch if it was written
+    before the second commit since began; and no vacuum, purge, reset or rollback came in between.
+    """
+    at_work = now.type != "opaque" and (was.in_flight is not None or now.in_flight is not None)
+    if was.contents() == now.contents() and not at_work:
+        return
+    is_on = was.last_txid is None or was.last_txid in now.view()
+    late: list[StoreKey] = []
+    if now.type == "opaque" and purged(was) == purged(now) and is_on:
+        last = (now.previous, now.last_commit)
+        since = [commit.txid for commit in last if commit and commit.last_txid_before == was.last_txid]
+        newest = since[0] if since else -1 if was.last_txid is None else was.last_txid
+        late = [text for text, record in zip(texts, records, strict=True) if record is not None and record[0] > newest]
+        if not late:
+            return
+    batch = "its start" if was.last_commit is None else f"batch {was.last_commit.batch_id}"
+    why = (
+        f"key {str(late[0])[:100]!r} was written by two batches since"
+        if late
+        else "its values of then are gone since: the state is not opaque, or was vacuumed, purged, reset or rolled back"
+    )
+    raise StaleBatchError(
+        f"state {now.state!r} cannot be read as of {batch} any more: {why}. Nothing was given out. Read it anew, in "
+        "less time; or page by page, each as of one batch.",
+        state=now.state,
+    )
+
+
+def purged(ledger: LedgerRecord) -> tuple[int, ...]:
+    """Numbers that differ between two ledgers if records may have been purged between them, or the state dropped."""
+    numbers = ledger.first_txid, ledger.floor, ledger.rewrites
+    if ledger.windows is None:
+        return numbers
+    done = ledger.last_windows()
+    return *numbers, ledger.windows.purged, 0 if done is None else done.settled
 
 
 _decoder = msgspec.json.Decoder(BatchReport)

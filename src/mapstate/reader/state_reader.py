@@ -15,6 +15,7 @@ from mapstate.backing_map import Backend
 from mapstate.errors import KeyEncodingError, UnknownColumnError, UsageError, WindowGoneError
 from mapstate.findings import Unreadable
 from mapstate.keys import Key, StoreKey, contains_none
+from mapstate.maps.record_pass import measured_fields
 from mapstate.maps.serialized import Room
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.stored_ledger import check_page_size
@@ -304,8 +305,8 @@ class StateReader:
         names = None if asked.columns is None else [*(key.name for key in opened.keys.fields), *asked.columns]
         made = Columns(opened.keys.fields, opened.chosen(asked.columns), names)
         count = self._start_count()
-        pages = self._found(self._reads.pages(page_size), count if count.held is not None else None, asked)
-        return made.table(made.batch(keys, fields, values) for _, fields, keys, values, *_ in pages)
+        pages = self._found(self._reads.pages(page_size), count if count.held is not None else None, asked, made=made)
+        return made.table(made.batches(page[1:4] for page in pages))
 
     def parts(self, most: int) -> list[str]:
         """Divide a scan into at most ``most`` parts of about equal size, for `part` of any process. One at least.
@@ -316,16 +317,21 @@ class StateReader:
         return self._reads.parts(most)
 
     def part(
-        self, part: str, page_size: int = 10_000, *, columns: Sequence[str] | None = None, at: At = None
-    ) -> Iterator[tuple[Fields, list[Key], list[Any]]]:
+        self,
+        part: str,
+        page_size: int = 10_000,
+        *,
+        columns: Sequence[str] | None = None,
+        at: At = None,
+        made: Columns | None = None,
+    ) -> Iterator[tuple[Fields, Any, Any]]:
         """The pages of one of `parts`: the fields of the values, the keys, and a value for each. All of one batch.
 
         Raises the errors of `scan`, and StoreUnavailableError where the store has moved its keys about: then divide
-        anew. The number of keys is not compared with the ledger's.
+        anew. The number of keys is not compared with the ledger's. ``made`` is for `Columns.batches`.
         """
         asked = self._ask(at=at, columns=columns)
-        for _, fields, keys, values, *_ in self._found(self._reads.part(part, page_size), None, asked):
-            yield fields, keys, values
+        return (page[1:4] for page in self._found(self._reads.part(part, page_size), None, asked, made=made))
 
     def position(self) -> Position:
         """How far the state is, for `changed_keys`. One small read. Raises the errors of `changed_keys`."""
@@ -407,12 +413,21 @@ class StateReader:
         asked: Asked,
         cursor: str | None = None,
         unreadable: Unreadable | None = None,
-    ) -> Iterator[tuple[Opened, Fields, list[Key], list[Any], Ends | None, str | None]]:
-        """The keys of each page that are there, and their values. Errors: see `scan`, after the last page."""
+        *,
+        made: Columns | None = None,
+    ) -> Iterator[tuple[Opened, Fields, Any, Any, Ends | None, str | None]]:
+        """The keys of each page that are there, and their values; or None and a batch as ``made``. Errors: `scan`."""
         unreadable = unreadable or Unreadable(self._state)
         for opened, texts, values, behind in self._read_pages(pages, unreadable, count, cursor):
             ends = self._reads.ends(opened.ledger, asked, len(texts))
             asked.keep_end(ends)
+            blocks = opened.codec.blocks
+            if blocks is not None:
+                batch = made and made.of_blocks(opened, texts, values)
+                if batch is not None:
+                    yield opened, opened.fields, None, batch, ends, behind
+                    continue
+                values = blocks.all_values(values)  # noqa: PLW2901
             fields, values = self._reads.answered(opened, asked, texts, values, ends)  # noqa: PLW2901
             keys = opened.decoded(texts, unreadable)
             if contains_none(values) or contains_none(keys):
@@ -429,10 +444,8 @@ class StateReader:
     def _read_pages(
         self, pages: Iterator[Listed], unreadable: Unreadable, count: KeyCount | None, cursor: str | None = None
     ) -> Iterator[tuple[Opened, list[StoreKey], list[Any], str | None]]:
-        """The values of each page, which ``count`` and ``unreadable`` note, and the cursor behind it."""
-        opened = self._reads.opened()
-        fields = None if opened.ledger.rolling or opened.codec.blocks else opened.ledger.fields
-        pauses, room = iter(PAUSES), Room(fields, most_bytes=_PAGE_BYTES)
+        """The values of each page, or its blocks, which ``count`` and ``unreadable`` note, and the cursor behind it."""
+        pauses, room = iter(PAUSES), Room(measured_fields(self._reads.opened().ledger), most_bytes=_PAGE_BYTES)
         for page, behind in unreadable.listed(pages):
             left = len(page)
             for part in room.parts(page):
@@ -443,7 +456,8 @@ class StateReader:
                     continue
                 opened, values = read
                 if opened.codec.blocks is not None:
-                    texts, values = opened.codec.blocks.all_keys(values)
+                    values = [block for block in values if block is not None]
+                    texts = list(chain.from_iterable(block.texts() for block in values))
                 values = self._reads.without_gone(opened.ledger, texts, values)
                 if count is not None:
                     count.add(opened.ledger, texts, values)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.folding import called
 from mapstate.errors import UnsupportedTypeError, cut, missing_driver
-from mapstate.keys import Key
+from mapstate.keys import Key, StoreKey
 from mapstate.schema import KeyField
 from mapstate.serializers.value_types import item_type, struct_fields
 from mapstate.values import column_type, json_text
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+    from mapstate.reader.committed import Opened
+    from mapstate.serializers.blocks import Block
 
 
 class Columns:
@@ -31,16 +36,37 @@ class Columns:
 
     def batch(self, keys: Sequence[Key], fields: Fields, values: Sequence[Any]) -> pa.RecordBatch:
         """Some keys with their values, which have the ``fields``: those of the state, or more."""
-        of_keys = list(zip(*keys, strict=True))
-        names = [field.name for field in fields.fields]
-        of_fields = dict(zip(names, fields.columns(values), strict=True))
+        return self._of_columns(list(zip(*keys, strict=True)), fields, fields.columns(values), len(keys))
+
+    def of_blocks(self, opened: Opened, texts: Sequence[StoreKey], blocks: Sequence[Block]) -> pa.RecordBatch | None:
+        """The same of some blocks and their keys; None where these do not come in columns."""
+        of_keys, codec, fields = opened.keys.columns_of(texts), opened.codec.blocks, opened.fields
+        if of_keys is None or codec is None:
+            return None
+        of_fields = [
+            column
+            if type(aggregator).result is Aggregator.result
+            else [called(aggregator, aggregator.result, value) for value in column]
+            for aggregator, column in zip(fields.aggregators, codec.columns(blocks), strict=True)
+        ]
+        return self._of_columns(of_keys, fields, of_fields, len(texts))
+
+    def batches(self, pages: Iterable[tuple[Fields, Any, Any]]) -> Iterator[pa.RecordBatch]:
+        """The pages of `StateReader.part`, which is given these columns."""
+        for fields, keys, values in pages:
+            yield values if keys is None else self.batch(keys, fields, values)
+
+    def _of_columns(
+        self, of_keys: Sequence[Any], fields: Fields, of_fields: Sequence[Any], rows: int
+    ) -> pa.RecordBatch:
+        by_name = dict(zip([field.name for field in fields.fields], of_fields, strict=True))
         arrays: list[Any] = []
         for field, place in zip(self.schema, self._from_keys, strict=True):
-            column: Any = of_fields.get(field.name, ()) if place is None else of_keys[place] if keys else ()
+            column: Any = by_name.get(field.name, ()) if place is None else of_keys[place] if rows else ()
             if field.name in self._json:
                 column = list(map(json_text, column))
             arrays.append(array_of(self._arrow, field, column))
-        return self._of(arrays, len(keys))
+        return self._of(arrays, rows)
 
     def absent(self, keys: Sequence[Key]) -> pa.RecordBatch:
         of_keys = list(zip(*keys, strict=True))

@@ -286,18 +286,27 @@ class BlockCodec:
 
     def values(self, block: Block) -> list[Any]:
         """The values of a block's keys."""
-        return self._taken([block], partial(_all, [block.count]))
+        return self.all_values([block])
 
     def value(self, block: Block, at: int) -> Any:
         """The value of the key at a place."""
-        return self._taken([block], partial(_each, [at]))[0]
+        return self.all_values([block], partial(_each, [at]))[0]
 
-    def _taken(self, blocks: Sequence[Block], take: _Take) -> list[Any]:
-        """The values of some keys in blocks."""
+    def made(self, blocks: Sequence[Any]) -> list[Block | None]:
+        """The blocks of some records. Raises CorruptRecordError for a value before that cannot be read."""
+        return [self.earlier(of.name, of.record) if type(of) is _Earlier else of for of in blocks]
+
+    def columns(self, blocks: Sequence[Block], take: _Take | None = None) -> list[list[Any]]:
+        """The values of each field, of all keys in some blocks; or of those keys that ``take`` takes."""
+        take = take or partial(_all, [block.count for block in blocks])
         columns = list(zip(*[block.columns for block in blocks], strict=False))
         if len(columns) < self._ends[-1]:
-            columns = list(zip(*map(self._with_added, blocks), strict=True))
-        values = [field.values(columns[start:end], take) for field, start, end in self._spans]
+            columns = list(zip(*map(self._with_added, blocks), strict=True)) or [()] * self._ends[-1]
+        return [field.values(columns[start:end], take) for field, start, end in self._spans]
+
+    def all_values(self, blocks: Sequence[Block], take: _Take | None = None) -> list[Any]:
+        """The value of each such key."""
+        values = self.columns(blocks, take)
         if len(values) > 1:
             return list(zip(*values, strict=True))
         return [(None,) if value is None else value for value in values[0]] if None in values[0] else values[0]
@@ -346,15 +355,9 @@ class BlockCodec:
                     few.append(block)
                     few_of.append(i)
                     at_each.append(at)
-        for i, value in zip(few_of, self._taken(few, partial(_each, at_each)) if few else (), strict=True):
+        for i, value in zip(few_of, self.all_values(few, partial(_each, at_each)), strict=True):
             out[i] = value
         return out
-
-    def all_keys(self, blocks: Sequence[Block | None]) -> tuple[list[Any], list[Any]]:
-        """The key texts in some blocks, and their values."""
-        there = [block for block in blocks if block is not None]
-        texts = b"".join([block.keys for block in there]).decode().split("\n")[:-1]
-        return texts, self._taken(there, partial(_all, [block.count for block in there])) if there else []
 
     def on_page(self, page_size: int, held: int | None) -> int:
         """How many blocks have about so many keys; ``held`` is the number of all keys."""

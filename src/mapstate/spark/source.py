@@ -188,14 +188,13 @@ class StateScan(DataSourceReader):
             shown = shown_fields(ledger, source.aggregators(), of_windows)
             columns = Columns(ledger.keys, shown, self._schema.fieldNames())
             asked: dict[str, Any] = {} if end is None else {"at": end, "columns": of_windows}
-            pages: Iterable[tuple[Any, list[Key], list[Any]]]
+            pages: Iterable[tuple[Any, Any, Any]]
             if partition.keys is not None:
                 pages = (reader.found(keys, **asked) for keys in pages_of(partition.keys))
             else:
                 parts = reader.parts(1) if source.as_of == "scan" else [partition.value]
-                pages = chain.from_iterable(reader.part(part, _PAGE, **asked) for part in parts)
-            for now, keys, values in pages:
-                batch = columns.batch(keys, now, values)
+                pages = chain.from_iterable(reader.part(part, _PAGE, made=columns, **asked) for part in parts)
+            for batch in columns.batches(pages):
                 yield batch if batch.schema == shape else batch.cast(shape)
 
     def _check_now(self, ledger: LedgerRecord, end: End) -> None:
@@ -288,8 +287,8 @@ class StateChanges(DataSourceStreamReader):
             fields = shown_fields(ledger, source.aggregators())
             columns = Columns(ledger.keys, fields, self._schema.fieldNames())
             if partition.keys is None and partition.lacks_of is None:
-                for now, keys, values in reader.part(partition.value, _PAGE):
-                    yield columns.batch(keys, now, values).cast(shape)
+                for batch in columns.batches(reader.part(partition.value, _PAGE, made=columns)):
+                    yield batch.cast(shape)
                 return
             for asked in self._asked(partition):
                 now, keys, values = reader.found(asked)
