@@ -17,6 +17,7 @@ from turns import Contestant, Processor, Turns, run_streams, session  # isort: s
 
 import statistics
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def compared(spark: Any, shape: Shape, turns_wanted: int) -> Measured:
             for way, contestant in ways.items()
         }
         run_streams(spark, folder, counted, turns, schema="user_id string")
-        reads = {way: read(server.url, names[way], counts, draw) for way in (STRING, BLOCKS)}
+        reads = read(server.url, {way: names[way] for way in (STRING, BLOCKS)}, counts, draw)
         for name in names.values():
             check(server.url, name, counts)
     return Measured(
@@ -126,15 +127,22 @@ def used(server: RedisServer) -> int:
         return int(client.info("memory")["used_memory"])
 
 
-def read(url: str, name: str, counts: Any, draw: np.random.Generator) -> dict[str, list[float]]:
-    """Seconds of reads: of one key, of a thousand, and of all."""
-    seconds: dict[str, list[float]] = {"get": [], "multi_get of 1,000": [], "scan": []}
-    with open_reader(url, name) as reader:
-        for _ in range(READS):
+def read(url: str, names: dict[str, str], counts: Any, draw: np.random.Generator) -> dict[str, dict[str, list[float]]]:
+    """Seconds of reads of each way, by turns: of one key, of a thousand, and of all."""
+    with ExitStack() as stack:
+        readers = {way: stack.enter_context(open_reader(url, name)) for way, name in names.items()}
+        seconds: dict[str, dict[str, list[float]]] = {
+            way: {"get": [], "multi_get of 1,000": [], "scan": [], "to_arrow": []} for way in names
+        }
+        for turn in range(READS):
             users = [f"user-{user}" for user in draw.permutation(len(counts))[:1000]]
-            seconds["get"].append(timed(lambda: [reader.get(user) for user in users[:20]]) / 20)  # noqa: B023
-            seconds["multi_get of 1,000"].append(timed(lambda: reader.multi_get(users)))  # noqa: B023
-        seconds["scan"] = [timed(lambda: scanned(reader)) for _ in range(3)]
+            for way, reader in readers.items():
+                some = seconds[way]
+                some["get"].append(timed(lambda: [reader.get(user) for user in users[:20]]) / 20)  # noqa: B023
+                some["multi_get of 1,000"].append(timed(lambda: reader.multi_get(users)))  # noqa: B023
+                if turn % 8 == 0:
+                    some["scan"].append(timed(lambda: scanned(reader)))  # noqa: B023
+                    some["to_arrow"].append(timed(reader.to_arrow))
     return seconds
 
 
