@@ -13,12 +13,20 @@ import random
 from collections.abc import Iterator
 
 from mapstate.errors import MapStateError, StaleBatchError
-from mapstate.operations.compare import goes_on, is_behind, keeps_absent, offsets_of, stood_still
 from mapstate.protocol.ledger_record import Attempt, Commit, LedgerRecord, OpenRequest
 from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.transitions import begin, commit
 from mapstate.protocol.upkeep import begin_operator, commit_vacuum
-from mapstate.protocol.ways_back import behind_by, further, rollback
+from mapstate.protocol.ways_back import (
+    behind_by,
+    further,
+    goes_on,
+    is_behind,
+    keeps_absent,
+    offsets_of,
+    rollback,
+    stood_still,
+)
 from mapstate.schema import Field, KeyField
 
 KEYS, VERSIONS = "abcd", (0, 1)

@@ -29,16 +29,17 @@ from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.errors import MapStateError, StaleBatchError, StoreError, StoreFullError, UsageError, check_range, cut
 from mapstate.keys import KeyCodec, StoreKey
+from mapstate.maps.record_pass import measured_fields
 from mapstate.maps.serialized import Room
 from mapstate.operations.export import Column, Write, check_replaceable, row_decoder, same_values, write_file
 from mapstate.operations.swap import complete
 from mapstate.protocol.ledger_record import LedgerRecord
-from mapstate.protocol.ways_back import behind_by, further
+from mapstate.protocol.ways_back import behind_by, further, goes_on, is_behind, keeps_absent, offsets_of, stood_still
 from mapstate.reader.committed import CommittedReads
 from mapstate.reader.rolling import Asked, check_columns, shown_fields
 from mapstate.reader.tables import types_of
 from mapstate.schema import number_of
-from mapstate.serializers import RecordCodec, blocks_of, serializer
+from mapstate.serializers import record_codec, serializer
 from mapstate.values import are_numbers, difference
 from mapstate.waiting import pause
 
@@ -164,46 +165,16 @@ def compare(
             ) from error
 
 
-def stood_still(txid: int, first: LedgerRecord) -> bool:
-    """Whether a record has the value that it had under an earlier ledger, and at each moment since."""
-    return first.last_txid is not None and txid <= first.last_txid
-
-
-def goes_on(first: LedgerRecord, now: LedgerRecord) -> bool:
-    """Whether all that counted under the earlier ledger counts, in the same form."""
-    names = ("first_txid", "floor", "keys", "fields", "type")
-    same = all(getattr(first, name) == getattr(now, name) for name in names)
-    return same and now.next_txid >= first.next_txid and first.last_txid is not None and first.last_txid in now.view()
-
-
-def keeps_absent(first: LedgerRecord, now: LedgerRecord) -> bool:
-    """Whether a key without a record had none at any moment since the earlier ledger, or none with a value.
-
-    Only a vacuum removes a record, after a batch has taken its value; and a forget, which may have begun before.
-    """
-    attempt = first.in_flight
-    removes = attempt is not None and attempt.batch_id is None and attempt.kind != "vacuum"
-    return first.rewrites == now.rewrites and not removes
-
-
-def offsets_of(ledger: LedgerRecord) -> str | None:
-    """Where the last batch of a version ended."""
-    return None if ledger.last_commit is None else ledger.last_commit.offsets
-
-
-def is_behind(ledger: LedgerRecord, position: str) -> bool:
-    """Whether a version is before a position, in any partition."""
-    return behind_by(position, offsets_of(ledger)) != []
-
-
-class _Codec(RecordCodec):
+class _Codec:
     """The codec of a state, which keeps the records that it has read last."""
 
-    records: Sequence[Any] = ()
+    def __init__(self, ledger: LedgerRecord) -> None:
+        codec = record_codec(ledger)
+        self.blocks, self._loads, self.records = codec.blocks, codec.loads, list[Any]()
 
     def loads(self, keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
-        self.records = values = super().loads(keys, data)
-        return values
+        self.records = self._loads(keys, data)
+        return self.records
 
 
 class _Version:
@@ -218,18 +189,17 @@ class _Version:
         self.state, self.reads = state, CommittedReads(store, state, "committed", {})
         self.first = self.last = ledger = complete(self.reads.ledger())
         self.checked: LedgerRecord | None = None
-        blocks, has_ttl = blocks_of(ledger.serializer), ledger.has_had_ttl
-        if ledger.rolling is not None or has_ttl or blocks:
-            kind = "blocks" if blocks else "a ttl, so keys go by the clock" if has_ttl else "rolling windows"
+        if ledger.rolling is not None or ledger.has_had_ttl:
+            kind = "a ttl, so keys go by the clock" if ledger.has_had_ttl else "rolling windows"
             raise UsageError(f"state {state!r} has {kind}: it cannot be compared. Nothing was read.")
         if ledger.windows is not None and ledger.windows.definition.has_parts:
             raise UsageError(
                 f"state {state!r} has sliding windows or sessions, whose records are parts of windows: they cannot be "
                 "compared. Nothing was read. Compare the keys of StateReader.window(end)."
             )
-        self.codec = _Codec(serializer(ledger.serializer), state, ledger.type, ledger.fields, ledger.field_counts)
+        self.codec: Any = _Codec(ledger)
         self.keys = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
-        self.room = Room(ledger.fields)
+        self.room = Room(measured_fields(ledger))
         self.types = types_of((), shown_fields(ledger, {}))
         self.asked = Asked(state)
 
@@ -238,12 +208,25 @@ class _Version:
         windows: Any = ledger.windows
         return int(windows.definition.panes.floor(self.reads.final_mark(ledger)))
 
-    def read(self, texts: list[StoreKey]) -> tuple[LedgerRecord, list[tuple[StoreKey, Any, Any]]]:
-        """The ledger, and of each key that has a record the key, the record and the value."""
-        opened_as, values = self.reads.read(texts, None, self.room, self.codec)
+    def read(self, names: list[StoreKey], *, is_listing: bool) -> tuple[LedgerRecord, list[tuple[StoreKey, Any, Any]]]:
+        """The ledger, and of each key that has a record the key, the record and the value.
+
+        Of a state with blocks ``names`` are those of blocks where ``is_listing``, and the record is that of its block.
+        """
+        blocks, texts = self.codec.blocks, names
+        places = {} if blocks is None or is_listing else blocks.places_of(texts)
+        opened_as, values = self.reads.read([*places] or names, None, self.room, self.codec)
+        records = self.codec.records
+        if places:
+            of_key = {i: record for record, of in zip(records, places.values(), strict=True) for i in of}
+            records, values = [of_key[i] for i in range(len(texts))], blocks.of_keys(texts, places, values)
+        elif blocks is not None:
+            there = [(record, block) for record, block in zip(records, values, strict=True) if block is not None]
+            texts = [text for _, block in there for text in block.texts()]
+            records = [record for record, block in there for _ in range(block.count)]
+            values = blocks.all_values([block for _, block in there])
         values = self.reads.without_gone(opened_as.ledger, texts, values)
-        named = self.asked.named(opened_as.fields, values)
-        rows = zip(texts, self.codec.records, named, strict=True)
+        rows = zip(texts, records, self.asked.named(opened_as.fields, values), strict=True)
         return opened_as.ledger, [row for row in rows if row[1] is not None]
 
     def end_of(self, key: StoreKey) -> int:
@@ -311,6 +294,7 @@ class _Comparison:
 
     def run(self, sample: float, passes: int, wait: float) -> Compared:
         """All passes."""
+        self._sample = sample
         first, second = self._versions
         has_txids = "non-transactional" not in (first.first.type, second.first.type)
         by_offsets = has_txids and further(offsets_of(first.first), offsets_of(second.first)) is not None
@@ -324,9 +308,9 @@ class _Comparison:
             for version in self._versions:
                 version.checked = None
             for which, version in enumerate(self._versions):
-                self._read(which, version, self._listed(version, sample) if done == 1 else self._moving(), position)
+                self._read(which, version, self._listed(version) if done == 1 else None, position)
             self._db.execute("DELETE FROM moving")
-            self._compare([self._is_sure(version, position) for version in self._versions])
+            self._compare([self._is_sure(version, position, is_listing=done == 1) for version in self._versions])
             self._db.execute("DELETE FROM seen")
             self._db.execute("COMMIT")
             moving = self._db.execute("SELECT count(*) FROM moving").fetchone()[0]
@@ -369,25 +353,30 @@ class _Comparison:
                 )
             pause(_PAUSE)
 
-    def _listed(self, version: _Version, sample: float) -> Iterator[list[StoreKey]]:
-        most = int(sample * 2**64)
+    def _listed(self, version: _Version) -> Iterator[list[StoreKey]]:
         for page, _ in version.reads.pages(self._page_size):
-            yield page if sample >= 1 else [key for key in page if _hash(key) < most]
+            yield page if version.codec.blocks is not None else [key for key in page if self._is_asked(key)]
+
+    def _is_asked(self, key: StoreKey) -> bool:
+        most = int(self._sample * 2**64)
+        return self._sample >= 1 or int.from_bytes(blake2b(str(key).encode(), digest_size=8).digest()) < most
 
     def _moving(self) -> Iterator[list[StoreKey]]:
         cursor = self._db.execute("SELECT key FROM moving")
         while page := cursor.fetchmany(self._page_size):
             yield [key for (key,) in page]
 
-    def _read(self, which: int, version: _Version, pages: Iterable[list[StoreKey]], position: str | None) -> None:
+    def _read(
+        self, which: int, version: _Version, listed: Iterable[list[StoreKey]] | None, position: str | None
+    ) -> None:
         until = min(version.floor(version.first) for version in self._versions) if self._by_windows else None
-        for page in pages:
+        for page in self._moving() if listed is None else listed:
             for part in version.room.parts(page):
-                ledger, read = version.read(part)
+                ledger, read = version.read(part, is_listing=listed is not None)
                 self._check(version, ledger, position)
                 rows = list(self._rows(which, version, read, until, by_txid=position is not None))
                 self._db.executemany("INSERT INTO seen VALUES (?, ?, ?, ?)", rows)
-                self._keys_read += len(part)
+                self._keys_read += max(len(part), len(read))
                 if self._on_page is not None:
                     self._on_page(self._keys_read)
 
@@ -395,9 +384,11 @@ class _Comparison:
         self, which: int, version: _Version, pairs: list[tuple[StoreKey, Any, Any]], until: int | None, *, by_txid: bool
     ) -> Iterator[tuple[StoreKey, int, bool, bytes | None]]:
         for key, record, value in pairs:
-            if until is not None and version.end_of(key) > until:
+            if (until is not None and version.end_of(key) > until) or not self._is_asked(key):
                 continue
             still = not by_txid or stood_still(record[0], version.first)
+            if value is None and still and version.codec.blocks is not None:
+                continue  # its block is there without it, maybe since it was forgotten
             row = None if value is None else _ROW.encode(tuple(value[name] for name in self._names))
             yield key, which, still, row
 
@@ -422,11 +413,15 @@ class _Comparison:
             )
         version.checked = ledger
 
-    def _is_sure(self, version: _Version, position: str | None) -> bool:
-        """Whether a key that was not found had no value all the time, by the ledger after all reads."""
+    def _is_sure(self, version: _Version, position: str | None, *, is_listing: bool) -> bool:
+        """Whether a key that was not found had no value all the time, by the ledger after all reads.
+
+        A listing of blocks does not tell of which block a key is gone that a batch removed meanwhile.
+        """
         version.last = version.reads.ledger()
         self._check(version, version.last, position)
-        return position is None or keeps_absent(version.first, version.last)
+        is_known = not is_listing or version.codec.blocks is None
+        return position is None or (is_known and keeps_absent(version.first, version.last))
 
     def _compare(self, sure: list[bool]) -> None:
         """Compare what was read, in the order of the keys. Keys in motion are to be read again."""
@@ -493,7 +488,3 @@ class _Comparison:
                 )
                 for key, kind, one, other in page
             ]
-
-
-def _hash(key: StoreKey) -> int:
-    return int.from_bytes(blake2b(str(key).encode(), digest_size=8).digest())

@@ -276,6 +276,38 @@ def further(ends: str | None, others: str | None) -> str | None:
     return json.dumps(join, sort_keys=True, separators=(",", ":"))
 
 
+def stood_still(txid: int, first: LedgerRecord) -> bool:
+    """Whether a record has the value that it had under an earlier ledger, and at each moment since."""
+    return first.last_txid is not None and txid <= first.last_txid
+
+
+def goes_on(first: LedgerRecord, now: LedgerRecord) -> bool:
+    """Whether all that counted under the earlier ledger counts, in the same form."""
+    names = ("first_txid", "floor", "keys", "fields", "type")
+    same = all(getattr(first, name) == getattr(now, name) for name in names)
+    return same and now.next_txid >= first.next_txid and first.last_txid is not None and first.last_txid in now.view()
+
+
+def keeps_absent(first: LedgerRecord, now: LedgerRecord) -> bool:
+    """Whether a key without a record had none at any moment since the earlier ledger, or none with a value.
+
+    Only a vacuum removes a record, after a batch has taken its value; and a forget, which may have begun before.
+    """
+    attempt = first.in_flight
+    removes = attempt is not None and attempt.batch_id is None and attempt.kind != "vacuum"
+    return first.rewrites == now.rewrites and not removes
+
+
+def offsets_of(ledger: LedgerRecord) -> str | None:
+    """Where the last batch of a version ended."""
+    return None if ledger.last_commit is None else ledger.last_commit.offsets
+
+
+def is_behind(ledger: LedgerRecord, position: str) -> bool:
+    """Whether a version is before a position, in any partition."""
+    return behind_by(position, offsets_of(ledger)) != []
+
+
 def _is_same(known: PlanDigest, present: PlanDigest) -> bool:
     if known.upstream_txid is not None and present.upstream_txid not in (known.upstream_txid, None):
         return False
