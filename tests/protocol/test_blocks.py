@@ -18,7 +18,7 @@ import pytest
 from mapstate import Avg, Count, Max, Min, Sum, opaque, open_reader
 from mapstate.aggregators.fields import Fields
 from mapstate.backends.memory import MemoryBackend
-from mapstate.errors import ConfigurationError, CorruptRecordError, IncompleteBatchError, ValueOverflowError
+from mapstate.errors import ConfigurationError, CorruptRecordError, ValueOverflowError
 from mapstate.keys import KeyCodec
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import Room, SerializedMap
@@ -64,8 +64,8 @@ NAMES = [
 BIG = 2**63 - 1
 
 
-def codec(fields: Any = FIELDS, blocks: int = 5, own_txid: int | None = None) -> BlockCodec:
-    return BlockCodec("s", fields, blocks, own_txid)
+def codec(fields: Any = FIELDS, blocks: int = 5) -> BlockCodec:
+    return BlockCodec("s", fields, blocks)
 
 
 def block_of(blocks: BlockCodec, values: dict[str, Any]) -> Block | None:
@@ -117,7 +117,7 @@ def test_a_history_of_attempts_counts_as_one_key_by_key_does(seed):
             rows = by_block.setdefault(number, ([], []))
             rows[0].append(text)
             rows[1].append(partial)
-        blocks = codec(blocks=count, own_txid=txid)
+        blocks = codec(blocks=count)
         view = CommitView(last, dead)
         state = OpaqueMap(SerializedMap(store, blocks), view, written_once=True)
         state.begin_commit(txid)
@@ -480,14 +480,6 @@ def test_a_removed_key_comes_back_with_the_value_before():
     assert nothing is None
     ((_, now, before),) = own.loads(["0"], own.dumps([(7, None, base)]))
     assert (now, as_dict(own, before)) == (None, {"a": 1, "b": 2, "c": 3})
-
-
-def test_a_task_that_meets_its_own_record_is_refused():
-    own = codec(FIELDS[:1], own_txid=9)
-    written = own.dumps([(9, block_of(own, {"a": 1}), None), (8, block_of(own, {"b": 1}), None)])
-    with pytest.raises(IncompleteBatchError, match="txid 9, has written block 1 already"):
-        own.loads(["1", "2"], written)
-    assert own.loads(["2"], written[1:])[0][0] == 8
 
 
 @pytest.mark.parametrize(

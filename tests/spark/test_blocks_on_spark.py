@@ -9,9 +9,11 @@ import random
 import re
 import sqlite3
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import pyarrow as pa
 import pytest
 from cases import full
 from every_store import FULL, REDIS, url_of
@@ -244,9 +246,15 @@ def test_rows_that_do_not_come_block_by_block_are_refused(spark, tmp_path, monke
     monkeypatch.setattr(block_task, "MOST_ROWS", 5)
     plain = BlockGrouping.of
     options = {"apply_on": "executors", "max_attempts": 1}
+    lost = errors.IncompleteBatchError
     for grouped, why, error in (
-        (lambda rows: rows.sort("key0"), "did not come one after the other", errors.IncompleteBatchError),
-        (lambda rows: rows.coalesce(1).sortWithinPartitions("key0"), "one after", errors.IncompleteBatchError),
+        (lambda rows: rows.sort("key0"), "did not come one after the other", lost),
+        (lambda rows: rows.coalesce(1).sortWithinPartitions("key0"), "one after", lost),
+        (
+            lambda rows: rows.repartition(4, "key0").sortWithinPartitions("block"),
+            "two tasks",
+            lost,
+        ),
         (lambda rows: rows.drop("block").withColumn("x", F.lit(3)), "look for it in another", errors.KeyEncodingError),
     ):
         state = job(spark, url, options=options)
@@ -285,9 +293,24 @@ def test_a_block_in_two_tasks_is_refused(spark, tmp_path, monkeypatch):
         return AttemptResult(reports_of([line.column(REPORT_COLUMN)[0].as_py() for line in lines]), None)
 
     monkeypatch.setattr(on_driver, "_applied", as_two_tasks)
-    with pytest.raises(errors.IncompleteBatchError, match="has written block 0 already"):
+    with pytest.raises(errors.IncompleteBatchError, match="rows of block 0 came to two tasks of batch 0"):
         state(frame, 0)
     assert contents(url, "s") == {}
+
+
+def test_a_block_that_two_tasks_have_is_found_by_their_reports():
+    draw = random.Random(6)
+    for blocks in (1, 7, 64, 5000):
+        reading: Any = object.__new__(block_task.BlockTask)
+        reading.spec, reading.partials = SimpleNamespace(blocks=blocks), [1]
+        task_of = [draw.randrange(3) for _ in range(blocks)]
+        for shared in (None, draw.randrange(blocks)):
+            reports = [task.TaskReport(partition=number, holder="") for number in range(4)]  # the last has no rows
+            for report in reports[:3]:
+                own = [i for i, number in enumerate(task_of) if number == report.partition or i == shared]
+                rows = pa.record_batch([pa.array(own, pa.int32()), pa.array([1] * len(own), pa.int64())], ["b", "rows"])
+                assert sum(part.num_rows for part in reading.counted(iter([rows]), report)) == len(own)
+            assert block_task.shared_block(reports) == shared
 
 
 @pytest.mark.parametrize("where", ["executors", "driver"])

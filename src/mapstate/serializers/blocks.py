@@ -26,7 +26,7 @@ from zlib import crc32
 
 import msgspec
 
-from mapstate.errors import ConfigurationError, CorruptRecordError, IncompleteBatchError, SerializationError, cut, shown
+from mapstate.errors import ConfigurationError, CorruptRecordError, SerializationError, cut, shown
 from mapstate.key_types import split, text_of
 from mapstate.schema import Field, KeyField
 from mapstate.serializers.one_by_one import UNREADABLE
@@ -249,11 +249,10 @@ class _Column:
 class BlockCodec:
     """Encode and decode the records of blocks, with the methods of `RecordCodec`; and values of their keys.
 
-    A record is ``(txid, block, block before)``, None where there is no key. ``own_txid`` is that of a task, which
-    finds no record of its own attempt: it writes each block once.
+    A record is ``(txid, block, block before)``, None where there is no key.
     """
 
-    def __init__(self, state: str, fields: Sequence[Field], blocks: int, own_txid: int | None = None) -> None:
+    def __init__(self, state: str, fields: Sequence[Field], blocks: int) -> None:
         self._state = state
         self._number = blocks
         self._fields = [_Column(field.type) for field in fields]
@@ -263,7 +262,6 @@ class BlockCodec:
             self._ends.append(self._ends[-1] + column.width)
         self._sizes = {*self._ends[1:]}
         self._spans = [*zip(self._fields, self._ends, self._ends[1:], strict=False)]
-        self._own_txid = own_txid
 
     @property
     def blocks(self) -> BlockCodec:
@@ -402,13 +400,6 @@ class BlockCodec:
         if errors:
             errors[0].facts["keys"] = [error.key for error in errors]
             raise errors[0]
-        if self._own_txid is not None:
-            twice = [key for key, record in zip(keys, out, strict=True) if record and record[0] == self._own_txid]
-            if twice:
-                raise IncompleteBatchError(
-                    f"state {self._state!r}: this attempt, txid {self._own_txid}, has written block {twice[0]} "
-                    "already, so its keys came to two tasks, or a task ran twice. This attempt is not committed."
-                )
         return out
 
     def written(self, names: Sequence[Any], data: Sequence[Any], txid: int) -> list[tuple[Any, Any]]:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
-from mapstate.errors import INSIDE, ConfigurationError
+from mapstate.errors import INSIDE, ConfigurationError, IncompleteBatchError
 from mapstate.schema import KeyField, KeyOrder
-from mapstate.spark.driver.apply import Grouping
+from mapstate.spark.driver.apply import AttemptResult, Grouping
 from mapstate.spark.driver.query_run import SET_BY_STREAMS
 from mapstate.spark.driver.state import StateDriver
-from mapstate.spark.executor.block_task import BlockTask
+from mapstate.spark.executor.block_task import BlockTask, shared_block
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -125,6 +125,16 @@ class BlockState(StateDriver):
         """See `StateDriver.is_aggregated_twice`. One shuffle is less, unless a key has many rows."""
         chosen = self.spec.partial_aggregation
         return chosen == "always" or (chosen == "auto" and self._has_many_rows)
+
+    def check(self, result: AttemptResult, batch_id: int) -> None:
+        """See `StateDriver.check`. Raises IncompleteBatchError also where two tasks have one block."""
+        super().check(result, batch_id)
+        shared = shared_block(result.reports)
+        if shared is not None:
+            raise IncompleteBatchError(
+                f"state {self.name!r}: rows of block {shared} came to two tasks of batch {batch_id}, and one of them "
+                "has overwritten what the other one wrote. This attempt is not committed."
+            )
 
     def report(self, commit: Commit, *args: Any) -> BatchReport:
         """See `StateDriver.report`."""

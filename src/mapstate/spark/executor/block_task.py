@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, cast
+from zlib import compress, decompress
 
 import numpy as np
 import pyarrow as pa
@@ -15,7 +16,7 @@ from mapstate.maps.opaque import CombineAll
 from mapstate.maps.serialized import Room
 from mapstate.serializers.blocks import Block, BlockCodec, block_names, block_numbers
 from mapstate.spark.executor.block_columns import BlockColumns, BlockRows, merged
-from mapstate.spark.executor.task import BatchTask, Chunk, slices
+from mapstate.spark.executor.task import BatchTask, Chunk, TaskReport, slices
 
 MOST_ROWS = 10_000
 """Rows of a chunk, unless a block has more."""
@@ -39,11 +40,19 @@ class BlockTask(BatchTask):
 
     @property
     def _codec(self) -> BlockCodec:
-        return BlockCodec(self.state, self.fields.fields, self.spec.blocks or 1, self.txid)
+        return BlockCodec(self.state, self.fields.fields, self.spec.blocks or 1)
 
     def room(self) -> Room:
         """See `BatchTask.room`. A record grows with its keys."""
         return Room(None, self.spec.chunk_size, self.spec.chunk_bytes)
+
+    def counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
+        """See `BatchTask.counted`. The report gets a bit for each block, set where the task has its rows."""
+        seen = np.zeros(self.spec.blocks or 1, bool)
+        for batch in super().counted(batches, report):
+            seen[batch.column(0).to_numpy()] = True
+            yield batch
+        report.blocks = compress(np.packbits(seen).tobytes(), 1)
 
     def native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[Chunk]:
         """Chunks of whole blocks. In the place of the partials is `_Rows` for each block."""
@@ -121,6 +130,18 @@ class BlockTask(BatchTask):
             return merged(self._codec, [base], [([text], [partial])], self.fields.combine_all)
 
         return of_first_key(error, self.spec.state, [text for _, text, _ in rows], alone)
+
+
+def shared_block(reports: Sequence[TaskReport]) -> int | None:
+    """A block of which two tasks have rows, by their reports. Driver."""
+    seen: Any = 0
+    for report in reports:
+        blocks = np.frombuffer(decompress(report.blocks or compress(b"")), np.uint8)
+        if len(blocks):
+            if np.any(both := seen & blocks):
+                return int(np.unpackbits(both).argmax())
+            seen = seen | blocks
+    return None
 
 
 def whole_blocks(batches: Iterator[pa.RecordBatch], room: Room, most_bytes: int) -> Iterator[Sequence[pa.Array]]:

@@ -65,6 +65,7 @@ class TaskReport(msgspec.Struct):
     lost_claim: bool = False
     error: SentError | None = None
     windows: Any = None  # see mapstate.spark.executor.window_task
+    blocks: bytes | None = None  # see mapstate.spark.executor.block_task
 
 
 class BatchTask:
