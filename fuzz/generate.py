@@ -33,6 +33,7 @@ INGREDIENTS = {
     "correction": "rows that are added and taken back between two runs",
     "forget": "keys that are forgotten between two runs",
     "swap": "readers that are led to other states between two runs",
+    "blocks": "states with many keys in a record",
 }
 """What can be left out, by name."""
 
@@ -40,6 +41,9 @@ _PUT_BACK = {
     "old checkpoint": ("each checkpoint is copied", "the copies of the checkpoints are put back"),
     "old store": ("the store is copied", "the copy of the store is put back"),
 }
+_IN_BLOCKS = {"s", "i", "f", "day", "at", "raw"}
+"""Key columns of states with blocks."""
+
 _THREADS = ("pool of one", "pool of two", "inheritable")
 T = TypeVar("T")
 
@@ -214,7 +218,25 @@ def random_job(
     used = set[str]()
     if not (generator.ttl or chance.random() > 0.3 or "rolling windows" in without):
         job, used = with_rolling_windows(job, chance, without)
+    chance = random.Random(f"blocks {seed}")
+    if not (generator.ttl or chance.random() > 0.4 or "blocks" in without):
+        job, more = _with_blocks(job, chance)
+        used |= more
     if generator.ttl or (chance := random.Random(f"upkeep {seed}")).random() > 0.6:
         return job, generator.used | used
     job, more = with_upkeep(job, chance, without)
     return job, generator.used | used | more
+
+
+def _with_blocks(job: Job, chance: random.Random) -> tuple[Job, set[str]]:
+    """The job with some of the states in blocks that can be, and whether it has any."""
+    states = tuple(
+        replace(state, blocks=chance.choice((1, 3, 40)), followed=state.followed or chance.random() < 0.3)
+        if state.type == "opaque"
+        and not (state.window or state.rolling)
+        and {*state.keys} & _IN_BLOCKS == {*state.keys} != set()
+        and chance.random() < 0.7
+        else state
+        for state in job.states
+    )
+    return replace(job, states=states), {"blocks"} if states != job.states else set()

@@ -42,6 +42,7 @@ class State:
     ``window``    the length of tumbling windows over the column ``t``, in its units, and ``lag`` theirs
     ``rolling``   its rolling windows, with the same ``lag``
     ``followed``  a second state follows its new values, and counts the keys by their number of rows
+    ``blocks``    the number of blocks in which both keep their keys; None for a record for each key
     """
 
     name: str
@@ -51,12 +52,14 @@ class State:
     lag: int = 0
     followed: bool = False
     rolling: Rolling | None = None
+    blocks: int | None = None
 
     def __str__(self) -> str:
         windows = f".tumblingWindow({self.window}, lag={self.lag})" if self.window else ""
         windows += f".window({self.rolling}, lag={self.lag})" if self.rolling else ""
         follower = f", followed by {self.name}.by_rows" if self.followed else ""
-        return f"{self.name} = {self.type}{windows}.groupBy{self.keys}{follower}"
+        blocks = f", in {self.blocks} blocks" if self.blocks else ""
+        return f"{self.name} = {self.type}{windows}.groupBy{self.keys}{blocks}{follower}"
 
 
 def build(
@@ -79,7 +82,7 @@ def build(
         streams = [mapstate.newStream(f"visits.{state.name}", rows) for state in states]
     states_kept: list[Any] = []
     for state, stream in zip(states, streams, strict=True):
-        given = dict(options)
+        given = dict(options) | ({"blocks": state.blocks} if state.blocks else {})
         lag = given.pop("lag", state.lag)
         spec = getattr(mapstate, state.type)
         fields = {"rows": mapstate.Count(), "total": mapstate.Sum("v")}

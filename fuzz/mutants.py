@@ -199,6 +199,22 @@ def _of_the_name_itself(_seen: Any) -> Any:
 _BATCH, _REPEATS = "mapstate.spark.driver.batch", "mapstate.spark.driver.repeats"
 _LISTS, _ROLLING = "mapstate.maps.operator_list", "mapstate.spark.driver.rolling"
 _TRANSITIONS, _OPENING = "mapstate.protocol.transitions", "mapstate.protocol.opening"
+_BLOCKS = "mapstate.serializers.blocks"
+
+
+def _now_as_before(record: Any) -> Any:
+    def without_before(codec: Any, name: Any, data: Any) -> Any:
+        txid, now, _ = record(codec, name, data)
+        return txid, now, now
+
+    return without_before
+
+
+def _none_before(written: Any) -> Any:
+    return lambda *arguments, **named: [
+        (key, (txid, now, None)) for key, (txid, now, _) in written(*arguments, **named)
+    ]
+
 
 MUTANTS = [
     Mutant(
@@ -257,6 +273,8 @@ MUTANTS = [
     Mutant("a correction is applied again", "mapstate.spark.driver.correcting", "_listed", _always(None)),
     Mutant("a key that is to be forgotten stays", _LISTS, "ListedKeys.__contains__", _always(False)),
     Mutant("a reader asks no alias", "mapstate.reader.aliased", "AliasReader._seen", _of_the_name_itself),
+    Mutant("what an orphaned attempt wrote to a block counts", _BLOCKS, "BlockCodec._record", _now_as_before),
+    Mutant("new values that are read back replace none", _BLOCKS, "BlockCodec.written", _none_before),
     Mutant("a null in a key is an empty text", "mapstate.keys", "_around_nulls", _null_as_no_text),
 ]
 """A guard that is built anew gets its mutant in the same commit."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from fuzz.habits import Habit
+from fuzz.habits import Habit, State
 from fuzz.steps import AddFiles, ByHand, Job, Start, Step
 from fuzz.upkeep import Correct, Seed
 
@@ -40,7 +40,8 @@ def _smaller(job: Job) -> Iterator[Job]:
         for smaller in _smaller_step(step):
             yield replace(job, steps=(*job.steps[:at], smaller, *job.steps[at + 1 :]))
     for at, state in enumerate(job.states):
-        for simpler in _simpler(state, followed=False, window=None, lag=0, type="opaque", keys=("s",), rolling=None):
+        defaults = {name: value for name, value in vars(State("")).items() if name != "name"}
+        for simpler in _simpler(state, **defaults):
             yield replace(job, states=(*job.states[:at], simpler, *job.states[at + 1 :]))
         if state.rolling is not None:
             fewer = _simpler(state.rolling, start=0, retention=0, ahead=None)
