@@ -309,8 +309,7 @@ class BatchTask:
             before = [self.fields.with_presence(value, base) for value, base in zip(values, bases, strict=True)]
             columns = zip(*before, strict=True)
             arrays += [pa.array(column, arrow.field(i).type) for i, column in enumerate(columns, len(arrays))]
-        arrays.append(pa.nulls(len(values), pa.string()))
-        return pa.RecordBatch.from_arrays(arrays, schema=arrow)
+        return pa.RecordBatch.from_arrays([*arrays, pa.nulls(len(values), pa.string())], schema=arrow)
 
 
 @lru_cache(maxsize=64)
