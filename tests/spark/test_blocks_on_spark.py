@@ -18,7 +18,7 @@ import pytest
 from cases import full
 from every_store import FULL, REDIS, url_of
 from pyspark.sql import functions as F
-from spark_fixtures import AVAILABLE, Visits, contents, finish
+from spark_fixtures import AVAILABLE, DATA_SOURCE, Visits, contents, finish
 
 from mapstate import (
     Avg,
@@ -560,10 +560,17 @@ def test_readers_of_every_kind_read_blocks(spark, url, visits):
 
     value, keys = asyncio.run(read())
     assert (value, {*keys}) == (truth[("u9",)], {*truth})
-    if not url.startswith("memory"):
-        frame = spark.read.format("mapstate").options(url=url, state="visits").load()
-        assert {(row.user_id,): {"visits": row.visits, "bytes": row.bytes} for row in frame.collect()} == truth
-        assert frame.where("user_id = 'u7'").collect()[0].visits == truth[("u7",)]["visits"]
+
+
+@DATA_SOURCE
+@pytest.mark.parametrize("url", [full("sqlite"), REDIS, FULL[-1]], indirect=True)
+def test_a_frame_reads_blocks(spark, url, visits):
+    visits.put("0", [(f"u{i % 500}", i) for i in range(2000)])
+    declared(spark, visits, url).start(visits.checkpoint, trigger=AVAILABLE).awaitTermination()
+    truth = visits.truth()
+    frame = spark.read.format("mapstate").options(url=url, state="visits").load()
+    assert {(row.user_id,): {"visits": row.visits, "bytes": row.bytes} for row in frame.collect()} == truth
+    assert frame.where("user_id = 'u7'").collect()[0].visits == truth[("u7",)]["visits"]
 
 
 @pytest.mark.parametrize("call", [1, 2, 3])
