@@ -1,7 +1,8 @@
 """What windows cost when they fire, when they go, and when many have gone.
 
 First, of 100,000 keys of one window: a batch that writes them, a batch of one row that fires the window to a function
-that reads it, and a batch of one row that purges it. Each figure is a whole batch.
+that reads it, and a batch of one row that purges it. Each figure is a whole batch. By turns the same with 32 keys in a
+block.
 
 Then the same batches into two states: one that has purged 10,000 windows and has 1,000 open, and a fresh one.
 """
@@ -24,11 +25,14 @@ LENGTH = 10
 SCHEMA = "at bigint, user_id string"
 
 
-def windows_of(spark: SparkSession, url: str, name: str, *, lag: int = 0) -> WindowedAggregate:
+def windows_of(
+    spark: SparkSession, url: str, name: str, *, lag: int = 0, blocks: int | None = None
+) -> WindowedAggregate:
     """A state of counts by user in windows of ten, purged one window later."""
     rows = newStream(name, spark.createDataFrame([], SCHEMA))
     windows = rows.tumblingWindow(LENGTH, timestampField="at", lag=lag, retention=LENGTH).groupBy("user_id")
-    return windows.persistentAggregate(opaque(url, name, apply_on="executors"), n=Count())  # also behind small batches
+    spec = opaque(url, name, apply_on="executors", blocks=blocks)  # also behind small batches
+    return windows.persistentAggregate(spec, n=Count())
 
 
 def rows_at(spark: SparkSession, at: int, keys: int = 1) -> DataFrame:
@@ -39,9 +43,10 @@ def rows_at(spark: SparkSession, at: int, keys: int = 1) -> DataFrame:
 class OneWindow:
     """Windows of many keys, one after the other."""
 
-    def __init__(self, spark: SparkSession, url: str, keys: int) -> None:
+    def __init__(self, spark: SparkSession, url: str, keys: int, blocks: int | None = None) -> None:
         self._spark, self._url, self._keys = spark, url, keys
-        self._state = windows_of(spark, url, "one_window")
+        self._name = "one_window" if blocks is None else "in_blocks"
+        self._state = windows_of(spark, url, self._name, blocks=blocks)
         self._state.firedWindowsStream().foreachBatch(self._read)
         self._batches = self._start = 0
 
@@ -67,7 +72,7 @@ class OneWindow:
         self._fired = fired
 
     def _has_pane(self, start: int) -> bool:
-        with open_reader(self._url, "one_window") as reader:
+        with open_reader(self._url, self._name) as reader:
             windows = reader.ledger().windows
         assert windows is not None
         return any(first <= start <= last for first, last in windows.panes)
@@ -108,9 +113,10 @@ def ask(turns: int = 7, keys: int = 100_000, purged: int = 10_000, opened: int =
     rows, lines = [], []
     with RedisServer().start() as server, tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for store, url in (("Redis", server.url), ("SQLite", f"sqlite:///{Path(folder)}/state.db")):
-            window = OneWindow(spark, url, keys)
-            window.turn()
-            write, fire, purge = zip(*(window.turn() for _ in range(turns)), strict=True)
+            both = OneWindow(spark, url, keys), OneWindow(spark, url, keys, keys // 32)
+            plain, dense = zip(*[[window.turn() for window in both] for _ in range(turns + 1)], strict=True)
+            write, fire, purge = zip(*plain[1:], strict=True)
+            in_blocks = dict(zip(("write", "fire", "purge"), zip(*dense[1:], strict=True), strict=True))
             many = ManyWindows(spark, url, purged, opened, keys // 2).turns(3 * turns)
             written, once = f"writing {keys:,} keys of a window", Goal("most", 1)
             rows += [
@@ -123,7 +129,12 @@ def ask(turns: int = 7, keys: int = 100_000, purged: int = 10_000, opened: int =
                     Goal("most", 1.1),
                 ),
             ]
-            named = [("write", write), ("fire", fire), ("purge", purge), *many.items()]
+            named = [("write", write), ("fire", fire), ("purge", purge)]
+            rows += [
+                Row(f"to {name} a window in blocks on {store}", "a record per key", ratios(in_blocks[name], seconds))
+                for name, seconds in named
+            ]
+            named += [*((f"{name} in blocks", seconds) for name, seconds in in_blocks.items()), *many.items()]
             lines += [(store, name, spread(seconds)) for name, seconds in named]
     spark.stop()
     return Answer(

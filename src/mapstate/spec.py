@@ -35,7 +35,7 @@ class StateOptions(TypedDict, total=False):
     """
     blocks: Annotated[int | None, (1, 10**7)]
     """The number of records that the keys share, of an opaque state of numbers, times and text: a thirtieth of the keys
-    that are expected. It is fixed when the state is made. See docs/blocks.md.
+    that are expected, with windows of those in each pane. It is fixed when the state is made. See docs/blocks.md.
     """
     cache_size: int
     """Deprecated, without effect: a cache on the workers made no batch faster. Leave it out."""

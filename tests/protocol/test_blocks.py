@@ -541,7 +541,7 @@ def test_the_serializer_names_the_blocks():
         *(None, 7, None, None, None, None)
     ]
     assert serializer("blocks:7").name == "msgpack"
-    ledger = SimpleNamespace(serializer="blocks:7", state="s", fields=FIELDS)
+    ledger = SimpleNamespace(serializer="blocks:7", state="s", fields=FIELDS, windows=None)
     assert isinstance(record_codec(ledger), BlockCodec)
     with pytest.raises(ConfigurationError):
         serializer("blocks:x")

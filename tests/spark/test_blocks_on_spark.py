@@ -30,7 +30,6 @@ from mapstate import (
     RollingWindows,
     Sum,
     Topology,
-    TumblingDurationWindow,
     errors,
     newStream,
     opaque,
@@ -302,7 +301,7 @@ def test_a_block_that_two_tasks_have_is_found_by_their_reports():
     draw = random.Random(6)
     for blocks in (1, 7, 64, 5000):
         reading: Any = object.__new__(block_task.BlockTask)
-        reading.spec, reading.partials = SimpleNamespace(blocks=blocks), [1]
+        reading.spec, reading.partials, reading.only_notes = SimpleNamespace(blocks=blocks), [1], False
         task_of = [draw.randrange(3) for _ in range(blocks)]
         for shared in (None, draw.randrange(blocks)):
             reports = [task.TaskReport(partition=number, holder="") for number in range(4)]  # the last has no rows
@@ -372,15 +371,6 @@ def test_an_export_that_goes_on_has_every_key_of_every_block(spark, url, tmp_pat
                 opaque(url, "s", blocks=3), n=Count()
             ),
             "it has one key",
-        ),
-        (
-            lambda spark, url: (
-                newStream("rows", spark.createDataFrame([], "at timestamp, k string"))
-                .window(TumblingDurationWindow.of("1 hour"), timestampField="at", lag="0 seconds")
-                .groupBy("k")
-                .persistentAggregate(opaque(url, "s", blocks=3), n=Count())
-            ),
-            "a state with windows has no blocks",
         ),
         (
             lambda spark, url: (

@@ -40,7 +40,7 @@ from mapstate.testing import Fail, FaultyBackend, HasKey
 pytestmark = pytest.mark.spark
 
 SCHEMA = "at bigint, user string, n bigint"
-KINDS = ("tumbling", "sliding", "gaps")
+KINDS = ("tumbling", "sliding", "gaps", "blocks")
 
 
 @pytest.fixture(params=[full("sqlite"), REDIS, FULL[-1], AEROSPIKE])

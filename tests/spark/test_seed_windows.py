@@ -173,7 +173,7 @@ def windows_of(url: str, name: str, purged: Any, *, own: bool) -> Any:
 @pytest.mark.parametrize(
     ("kind", "own"),
     [
-        *(full(kind, {}) if kind in ("tumbling", "gaps", "sessions") else (kind, {}) for kind in CONFIGS),
+        *((kind, {}) if kind == "sliding" else full(kind, {}) for kind in CONFIGS),
         *(full("tumbling", {"names": Names()}), ("sessions", {"names": Names()})),
     ],
 )
@@ -205,7 +205,7 @@ def test_a_seed_of_windows_is_what_batches_in_order_would_be(spark, tmp_path, ur
     assert plain[0] == plain[1]  # nothing of before is left
 
 
-@pytest.mark.parametrize("kind", ["sliding", "sessions"])
+@pytest.mark.parametrize("kind", ["sliding", "sessions", "blocks"])
 def test_a_seed_of_windows_is_the_same_in_every_store(spark, clicks, each_url, kind):
     clicks.history(random.Random(8))
     done = clicks.windowed(spark, each_url, kind).seed(clicks.checkpoint, buckets=3)
@@ -215,7 +215,7 @@ def test_a_seed_of_windows_is_the_same_in_every_store(spark, clicks, each_url, k
         assert reader.watermark().time == 1_995 - (kind == "sessions")
 
 
-@pytest.mark.parametrize("kind", [full("sliding"), "sessions"])
+@pytest.mark.parametrize("kind", [full("sliding"), "sessions", "blocks"])
 def test_a_seed_of_windows_that_died_goes_on(spark, clicks, url, tmp_path, kind, rounds):
     clicks.history(random.Random(9))
     for call in rounds((2, 5), (2, 3, 4, 5)):

@@ -62,14 +62,17 @@ CASES = [(20, 10, 0, 3), (6, 9, 0, 2), (10, 10, 0, 0), (10, 10, 3, 5), (9, 6, 1,
 class Site:
     """A topology with windows, the state of their late rows, and the state of the windows that have fired."""
 
-    def __init__(self, spark: SparkSession, url: str, name: str, config: Any, **options: Any) -> None:
+    def __init__(
+        self, spark: SparkSession, url: str, name: str, config: Any, *, blocks: int | None = None, **options: Any
+    ) -> None:
         self.spark, self.url, self.name, self.length = spark, url, name, config.length
         self.fired: list[Windows] = []
         self.dies_downstream = False
         self.topology = Topology("site")
         stream = self.topology.newStream("clicks", frame(spark, []))
         windows = stream.window(config, timestampField="at", **options).groupBy("user")
-        counts = windows.persistentAggregate(opaque(url, name, repeat="allowed"), rows=Count(), total=Sum("n"))
+        kept = opaque(url, name, repeat="allowed", blocks=blocks)
+        counts = windows.persistentAggregate(kept, rows=Count(), total=Sum("n"))
         counts.lateStream().persistentAggregate(opaque(url, f"{name}-late", repeat="allowed"), rows=Count())
         counts.firedWindowsStream().foreachBatch(self.take)
         fired = opaque(url, f"{name}-fired", repeat="allowed")
@@ -127,16 +130,26 @@ def dies(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
 
 
-def test_windows_are_those_of_brute_force(spark, url, monkeypatch, rounds):
+@pytest.mark.parametrize("blocks", [None, 2])
+def test_windows_are_those_of_brute_force(spark, url, monkeypatch, rounds, blocks):
     """Attempts fail in front of their commit, behind it and downstream; replays hold other rows; rows are late."""
     for case in CASES if url.startswith("memory") else CASES[: rounds(1, 2)]:
-        _held_against_brute_force(spark, url, monkeypatch, *case)
+        _held_against_brute_force(spark, url, monkeypatch, *case, blocks)
 
 
-def _held_against_brute_force(spark, url, monkeypatch, length, slide, offset, lag):
+def _held_against_brute_force(spark, url, monkeypatch, length, slide, offset, lag, blocks):
     draw = random.Random(length * 1000 + slide * 100 + lag)
     config = SlidingDurationWindow.of(length, slide)
-    site = Site(spark, url, f"of-{length}-{slide}-{offset}-{lag}", config, lag=lag, startTime=offset, retention=10)
+    site = Site(
+        spark,
+        url,
+        f"of-{length}-{slide}-{offset}-{lag}",
+        config,
+        blocks=blocks,
+        lag=lag,
+        startTime=offset,
+        retention=10,
+    )
     oracle, now, sent = Oracle(length, slide, offset, lag), 100, 0
     fired: list[Windows] = []
     taken: list[Windows] = []

@@ -171,14 +171,17 @@ def left_of(ledger: LedgerRecord, keys: ListedKeys, record_key: StoreKey, value:
 
     The record is one of the keys', of a pane index, or a block.
     """
+    has_blocks = blocks_of(ledger.serializer) is not None
+    if is_index_key(record_key) and has_blocks:
+        return value, 0  # it names blocks, which stay
     if is_index_key(record_key):
         rests = value if isinstance(value, list) else []
         named = [rest for rest in rests if isinstance(rest, str) and keys.has_rest(str(record_key), rest)]
         return ([rest for rest in rests if rest not in named] if named else value), 0
-    blocks = None if blocks_of(ledger.serializer) is None else record_codec(ledger).blocks
+    blocks = record_codec(ledger).blocks if has_blocks else None
     if blocks is None:
         return None, 1
-    block = blocks.without(value, keys)
+    block = blocks.without(record_key, value, keys)
     return block, value.count - (0 if block is None else block.count)
 
 

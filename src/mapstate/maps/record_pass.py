@@ -30,7 +30,7 @@ class CodecWithIndex:
         there = [(key, value) for key, value in pairs if value is not None and not is_index_key(key)]
         if self._own.blocks is None:
             return [key for key, _ in there]
-        return [text for _, block in there for text in block.texts()]
+        return [text for key, block in there for text in self._own.blocks.with_pane(key, block.texts())]
 
     def loads(self, keys: Sequence[StoreKey], data: Sequence[Any]) -> list[Any]:
         if not any(map(is_index_key, keys)):

@@ -219,12 +219,15 @@ class _Version:
         records = self.codec.records
         if places:
             of_key = {i: record for record, of in zip(records, places.values(), strict=True) for i in of}
-            records, values = [of_key[i] for i in range(len(texts))], blocks.of_keys(texts, places, values)
+            records, values = (
+                [of_key[i] for i in range(len(texts))],
+                blocks.of_keys(blocks.rests(texts), places, values),
+            )
         elif blocks is not None:
-            there = [(record, block) for record, block in zip(records, values, strict=True) if block is not None]
-            texts = [text for _, block in there for text in block.texts()]
-            records = [record for record, block in there for _ in range(block.count)]
-            values = blocks.all_values([block for _, block in there])
+            there = [of for of in zip(names, records, values, strict=True) if of[2] is not None]
+            texts = [text for name, _, block in there for text in blocks.with_pane(name, block.texts())]
+            records = [record for _, record, block in there for _ in range(block.count)]
+            values = blocks.all_values([block for *_, block in there])
         values = self.reads.without_gone(opened_as.ledger, texts, values)
         rows = zip(texts, records, self.asked.named(opened_as.fields, values), strict=True)
         return opened_as.ledger, [row for row in rows if row[1] is not None]

@@ -28,8 +28,7 @@ from mapstate.reader.committed import CommittedReads
 from mapstate.reader.scans import read_reports
 from mapstate.reader.windows import WindowReads
 from mapstate.schema import number_of, span_text, time_text
-from mapstate.serializers import blocks_of, serializer
-from mapstate.serializers.blocks import block_names, block_numbers
+from mapstate.serializers import blocks_of, record_codec, serializer
 from mapstate.serializers.tiles import tiles_of
 
 _MOST_DEAD = 1000
@@ -290,13 +289,13 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
 
 def _texts(ledger: LedgerRecord, key: StoreKey, record: Any) -> list[StoreKey]:
     """The key texts of a record. Raises KeyEncodingError for one in a block that is not its own."""
-    blocks = blocks_of(ledger.serializer)
+    blocks = None if blocks_of(ledger.serializer) is None else record_codec(ledger).blocks
     if blocks is None:
         return [key]
     texts: list[StoreKey] = []
     for block in (block for block in record[1:] if block is not None):
-        keys = block.texts()
-        if {*block_names(block_numbers(keys, blocks), blocks)} != {key} or len({*keys}) < len(keys):
+        keys = blocks.with_pane(key, block.texts())
+        if not {*blocks.places_of(keys)} <= {key} or len({*keys}) < len(keys):
             raise errors.KeyEncodingError(f"block {key} has a key of another block, or one twice", key=str(key))
         texts += keys
     return texts

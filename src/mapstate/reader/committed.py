@@ -233,6 +233,13 @@ class CommittedReads:
             return self._last
         return self._with(self.load()) if self._first is None or newest else self._opened(*self._first)
 
+    def read_keys(self, known: Opened, texts: list[StoreKey]) -> tuple[Opened, list[Any]]:
+        """The values of some of the state's keys, as `read`; of no use where the codec of keys is not the known one."""
+        if (blocks := known.codec.blocks) is None:
+            return self.read(texts)
+        opened, values = self.read([*(places := blocks.places_of(texts))])
+        return opened, blocks.of_keys(blocks.rests(texts), places, values) if opened.keys is known.keys else values
+
     def read(
         self,
         texts: list[StoreKey],
@@ -441,7 +448,8 @@ class CommittedReads:
 
 def _schema(ledger: LedgerRecord) -> tuple[object, ...]:
     rolling = None if ledger.rolling is None else ledger.rolling.definition
-    return ledger.field_counts, ledger.fields, ledger.keys, ledger.type, ledger.serializer, rolling
+    has_panes = ledger.windows is not None
+    return ledger.field_counts, ledger.fields, ledger.keys, ledger.type, ledger.serializer, has_panes, rolling
 
 
 def not_open(state: str) -> UsageError:

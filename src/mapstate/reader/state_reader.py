@@ -182,11 +182,8 @@ class StateReader:
                     raise
                 known = newest  # the state was dropped, and made again with other keys
                 continue
-            places = None if known.codec.blocks is None else known.codec.blocks.places_of(texts)
-            opened, values = self._reads.read(texts if places is None else [*places])
+            opened, values = self._reads.read_keys(known, texts)
             if opened.keys is known.keys:
-                if opened.codec.blocks is not None and places is not None:
-                    values = opened.codec.blocks.of_keys(texts, places, values)
                 values = self._reads.without_gone(opened.ledger, texts, values)
                 ends = self._reads.ends(opened.ledger, asked, len(texts))
                 return opened, *self._reads.answered(opened, asked, texts, values, ends), ends
@@ -455,10 +452,13 @@ class StateReader:
                 if read is None:
                     continue
                 opened, values = read
-                if opened.codec.blocks is not None:
-                    values = [block for block in values if block is not None]
-                    texts = list(chain.from_iterable(block.texts() for block in values))
                 values = self._reads.without_gone(opened.ledger, texts, values)
+                if opened.codec.blocks is not None:
+                    there = [(name, block) for name, block in zip(texts, values, strict=True) if block is not None]
+                    texts = [
+                        text for name, block in there for text in opened.codec.blocks.with_pane(name, block.texts())
+                    ]
+                    values = [block for _, block in there]
                 if count is not None:
                     count.add(opened.ledger, texts, values)
                 yield opened, texts, values, None if behind is None else cursor

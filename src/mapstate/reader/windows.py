@@ -74,11 +74,12 @@ class WindowReads:
         known, panes = self._panes_of(known, low, high)
         for _ in range(_TRIES):
             texts = known.keys.encode_all([(time_of(pane, kind), *rest) for pane in panes])
-            opened, values = self._reads.read(texts) if texts else (known, [])
+            opened, values = self._reads.read_keys(known, texts) if texts else (known, [])
             if not texts:
                 self._reads.check_scanned()
+            is_same = opened.keys is known.keys  # else the texts are of another schema
             known, now = self._panes_of(opened, low, high)
-            if now == panes and known is opened:
+            if is_same and now == panes and known is opened:
                 return self._windows(opened, dict(zip(panes, values, strict=True)), text, low, high), opened.ledger
             panes = now  # a batch has opened or removed windows meanwhile
         raise self._changed_too_often()
@@ -134,11 +135,14 @@ class WindowReads:
         self._ensure_kept(opened.ledger, end)
         joins = self._joins(opened) if len(panes) > 1 else None
         page: WindowPage = []
-        for rest, text, values_of in zip(rests, texts, zip(*batched(values, len(rests)), strict=True), strict=False):
+        codec = KeyCodec(opened.ledger.keys[1:])
+        for rest, values_of in zip(rests, zip(*batched(values, len(rests)), strict=True), strict=True):
             parts = [value for value in values_of if value is not None]
             if parts:
-                (fields,) = opened.fields.named([parts[0] if joins is None else self._joined(joins, parts, rest)])
-                page.append((opened.keys.decode(text)[1:], fields or {}))
+                blocks = opened.codec.blocks
+                for key, of_key in ({rest: parts} if blocks is None else blocks.by_key(parts)).items():
+                    (fields,) = opened.fields.named([of_key[0] if joins is None else self._joined(joins, of_key, key)])
+                    page.append((codec.decode(key) if opened.ledger.keys[1:] else (), fields or {}))
             elif end <= self._reads.final_mark(opened.ledger):
                 raise StoreLostError(
                     f"state {self._reads.state!r}: the pane index names the key {rest!r}, which has no record: it was "

@@ -109,4 +109,4 @@ def record_codec(ledger: Any) -> RecordCodec | BlockCodec:
         return RecordCodec(serializer(ledger.serializer), *schema, in_tiles=is_rolling)
     from mapstate.serializers.blocks import BlockCodec
 
-    return BlockCodec(ledger.state, ledger.fields, blocks)
+    return BlockCodec(ledger.state, ledger.fields, blocks, in_panes=ledger.windows is not None)

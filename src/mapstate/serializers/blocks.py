@@ -28,15 +28,11 @@ import msgspec
 
 from mapstate.errors import ConfigurationError, CorruptRecordError, SerializationError, cut, shown
 from mapstate.key_types import split, text_of
-from mapstate.schema import Field, KeyField
+from mapstate.schema import Field
 from mapstate.serializers.one_by_one import UNREADABLE
 from mapstate.serializers.packed import WIDTHS, number_at, packed, unpacked, with_number
 from mapstate.serializers.value_types import INTEGERS, TXID, WireForm, struct_parts, wire_type
 
-KEY_TYPES = ("string", *INTEGERS, "boolean", "date", "timestamp", "binary")
-"""The types of key columns whose text Spark writes as Python does, so that both tell a key's block."""
-
-_PART_TYPES = (*INTEGERS, "double", "float", "boolean", "date", "timestamp", "timestamp_ntz", "string")
 FEW = 4
 """Keys of a block that are read and written in its columns as they are."""
 
@@ -75,18 +71,6 @@ def form_of(spec: Any, *, native: bool) -> str:
         if is_so:
             raise ConfigurationError(f"a state has no blocks if {why}: leave blocks out. See docs/blocks.md")
     return form
-
-
-def not_in_blocks(keys: Sequence[KeyField], fields: Sequence[Field]) -> str | None:
-    """Why a state with these cannot have blocks; None if it can."""
-    for key in keys:
-        if key.type not in KEY_TYPES:
-            return f"the key column {key.name!r} is a {key.type}, whose text Spark writes in another way"
-    for field in fields:
-        kinds = struct_parts(field.type) if field.type.startswith("struct<") else [field.type]
-        if not all(kind in _PART_TYPES or kind.startswith("decimal(") for kind in kinds):
-            return f"the field {field.name!r} is a {field.type}, and values stand in columns of numbers, times or text"
-    return None if keys else "it has one key"
 
 
 def block_numbers(texts: Sequence[str], blocks: int) -> list[int]:
@@ -249,12 +233,13 @@ class _Column:
 class BlockCodec:
     """Encode and decode the records of blocks, with the methods of `RecordCodec`; and values of their keys.
 
-    A record is ``(txid, block, block before)``, None where there is no key.
+    A record is ``(txid, block, block before)``, None where there is no key. With ``in_panes`` a block is of one pane,
+    whose text its name begins with, and has the rests of keys; one that has lost all keys stays, because its pane names
+    it.
     """
 
-    def __init__(self, state: str, fields: Sequence[Field], blocks: int) -> None:
-        self._state = state
-        self._number = blocks
+    def __init__(self, state: str, fields: Sequence[Field], blocks: int, *, in_panes: bool = False) -> None:
+        self._state, self._number, self._in_panes = state, blocks, in_panes
         self._fields = [_Column(field.type) for field in fields]
         self._parts = [part for column in self._fields for part in (*column.parts, None)]
         self._ends = [0]
@@ -262,6 +247,7 @@ class BlockCodec:
             self._ends.append(self._ends[-1] + column.width)
         self._sizes = {*self._ends[1:]}
         self._spans = [*zip(self._fields, self._ends, self._ends[1:], strict=False)]
+        self._without_keys = Block(b"", (), 0) if in_panes else None
 
     @property
     def blocks(self) -> BlockCodec:
@@ -271,7 +257,7 @@ class BlockCodec:
     def block(self, keys: bytes, values: list[Any]) -> Block | None:
         """The block of some keys and their values, as `Fields` has them; None without a key."""
         if not values:
-            return None
+            return self._without_keys
         by_field: Iterable[Any] = [values]
         if len(self._fields) > 1:
             by_field = map(list, zip(*values, strict=True))
@@ -328,14 +314,26 @@ class BlockCodec:
     def places_of(self, texts: Sequence[Any]) -> dict[Any, list[int]]:
         """The store's key of each block that has some of the key texts, with the places of these."""
         places: dict[Any, list[int]] = {}
-        for i, name in enumerate(block_names(block_numbers(texts, self._number), self._number)):
+        names = block_names(block_numbers(self.rests(texts), self._number), self._number)
+        if self._in_panes:
+            names = [f"{text.partition('|')[0]}|{name}" for text, name in zip(texts, names, strict=True)]
+        for i, name in enumerate(names):
             places.setdefault(name, []).append(i)
         return places
+
+    def with_pane(self, name: Any, rests: list[str]) -> list[str]:
+        """The keys of the state, from those in a block with this name."""
+        head = name[: name.index("|") + 1] if self._in_panes else ""
+        return [head + rest for rest in rests] if head else rests
+
+    def rests(self, texts: Sequence[Any]) -> Sequence[Any]:
+        """The keys as they stand in blocks."""
+        return [text.partition("|")[2] for text in texts] if self._in_panes else texts
 
     def of_keys(
         self, texts: Sequence[Any], places: Mapping[Any, Sequence[int]], blocks: Sequence[Block | None]
     ) -> list[Any]:
-        """The value of each key text, from the blocks under the names in ``places``."""
+        """The value of each key as it stands in blocks, from those under the names in ``places``."""
         out: list[Any] = [None] * len(texts)
         few: list[Block] = []
         few_of, at_each = list[int](), list[int]()
@@ -357,18 +355,28 @@ class BlockCodec:
             out[i] = value
         return out
 
+    def by_key(self, blocks: Sequence[Block]) -> dict[str, list[Any]]:
+        """For each key in some of the blocks, as it stands there, its values in their order."""
+        values: dict[str, list[Any]] = {}
+        for block in blocks:
+            for text, value in zip(block.texts(), self.values(block), strict=True):
+                values.setdefault(text, []).append(value)
+        return values
+
     def on_page(self, page_size: int, held: int | None) -> int:
         """How many blocks have about so many keys; ``held`` is the number of all keys."""
+        if self._in_panes:
+            return max(1, page_size // 32)  # nobody counts them
         return max(1, page_size * self._number // max(held or 0, self._number))
 
-    def without(self, block: Block, keys: Any) -> Block | None:
+    def without(self, name: Any, block: Block, keys: Any) -> Block | None:
         """The block without some keys; itself if it has none of them."""
-        texts = block.texts()
+        texts = self.with_pane(name, rests := block.texts())
         left = [i for i, text in enumerate(texts) if text not in keys]
         if len(left) == len(texts):
             return block
         values = self.values(block)
-        return self.block("".join([f"{texts[i]}\n" for i in left]).encode(), [values[i] for i in left])
+        return self.block("".join([f"{rests[i]}\n" for i in left]).encode(), [values[i] for i in left])
 
     def dumps(self, records: Sequence[Any]) -> list[bytes]:
         """Encode one document per record. Raises SerializationError."""
@@ -405,7 +413,7 @@ class BlockCodec:
     def written(self, names: Sequence[Any], data: Sequence[Any], txid: int) -> list[tuple[Any, Any]]:
         """The keys that a txid wrote, each with the record that a state without blocks has. Errors: see `loads`."""
         out: list[tuple[Any, Any]] = []
-        for record, item in zip(self.loads(names, data), data, strict=True):
+        for name, record, item in zip(names, self.loads(names, data), data, strict=True):
             if record is None or record[0] != txid:
                 continue
             touched = _decode(item).touched
@@ -415,7 +423,8 @@ class BlockCodec:
             )
             texts = [text for i, text in enumerate(before) if touched is None or touched[i >> 3] >> (i & 7) & 1]
             texts += [text for text in now if text not in before]
-            out += [(text, (txid, now.get(text), before.get(text))) for text in texts]
+            records = [(txid, now.get(text), before.get(text)) for text in texts]
+            out += zip(self.with_pane(name, texts), records, strict=True)
         return out
 
     def _record(self, name: Any, data: bytes) -> tuple[int, Any, Any]:
@@ -428,7 +437,7 @@ class BlockCodec:
             known = count - new if keys_before is None else keys_before.count(b"\n")
             if len(record.touched) != (known + 7) // 8:
                 raise ValueError(f"bits of {len(record.touched)} bytes for {known} keys")
-        return record.txid, now, None if new == count and not keys_before else _Earlier(self, name, record)
+        return record.txid, now, None if new == count and keys_before is None else _Earlier(self, name, record)
 
     def earlier(self, name: Any, record: _Record) -> Block:
         """The value before, in a record that was read. Raises CorruptRecordError."""
@@ -455,7 +464,7 @@ class BlockCodec:
         if not keys:
             if columns:
                 raise ValueError("columns without a key")
-            return None
+            return self._without_keys
         if not keys.endswith(b"\n") or len(columns) not in self._sizes:
             raise ValueError(f"{len(columns)} columns")
         if not keys.isascii():
@@ -479,7 +488,7 @@ def _document(txid: int, now: Block | None, before: Block | None) -> tuple[Any, 
     )
     if before is None:
         return txid, keys, columns, count, (), None, touched
-    if keys.startswith(before.keys):
+    if before.count and keys.startswith(before.keys):
         return txid, keys, columns, count - before.count, before.columns, None, touched
     return txid, keys, columns, 0, before.columns, before.keys, touched
 

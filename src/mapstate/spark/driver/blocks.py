@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
 from mapstate.errors import INSIDE, ConfigurationError, IncompleteBatchError
-from mapstate.schema import KeyField, KeyOrder
+from mapstate.schema import Field, KeyField, KeyOrder
+from mapstate.serializers.value_types import INTEGERS, struct_parts
 from mapstate.spark.driver.apply import AttemptResult, Grouping
+from mapstate.spark.driver.event_time import TimedGrouping
 from mapstate.spark.driver.query_run import SET_BY_STREAMS
 from mapstate.spark.driver.state import StateDriver
-from mapstate.spark.executor.block_task import BlockTask, shared_block
+from mapstate.spark.driver.windows import WindowedState
+from mapstate.spark.executor.block_task import BlockTask, PaneBlockTask, shared_block
+from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     from mapstate.protocol.ledger_record import AlreadyCommitted, Commit, LedgerRecord
     from mapstate.spark.driver.job import Branch
 
+_KEY_TYPES = ("string", *INTEGERS, "boolean", "date", "timestamp", "binary")  # whose text Spark writes as Python does
+_PART_TYPES = (*INTEGERS, "double", "float", "boolean", "date", "timestamp", "timestamp_ntz", "string")
 _BLOCK = f"{INSIDE}block"
 _DAY = 86_400_000_000  # microseconds
 _log = logging.getLogger("mapstate")
@@ -34,6 +41,25 @@ _MANY_ROWS = 8
 """Rows of a key in the batch before, from which on rows are aggregated in front of the shuffle, too."""
 
 
+def check_blocks(
+    spec: StateSpec, keys: Sequence[KeyField], fields: Sequence[Field], aggregators: Iterable[Aggregator]
+) -> None:
+    """Raises ConfigurationError for a state that cannot have blocks."""
+    why = None if keys else "it has one key"
+    for key in keys:
+        if key.type not in _KEY_TYPES:
+            why = f"the key column {key.name!r} is a {key.type}, whose text Spark writes in another way"
+    for field in fields:
+        kinds = struct_parts(field.type) if field.type.startswith("struct<") else [field.type]
+        if not all(kind in _PART_TYPES or kind.startswith("decimal(") for kind in kinds):
+            why = f"the field {field.name!r} is a {field.type}, and values stand in columns of numbers, times or text"
+    for aggregator in aggregators:
+        if not isinstance(aggregator, NativeCombiner):
+            why = f"{aggregator} is computed in Python, row by row"
+    if why is not None:
+        raise ConfigurationError(f"state {spec.state!r} has no blocks if {why}: leave blocks out. See docs/blocks.md")
+
+
 class BlockGrouping(Grouping):
     """A grouping whose rows have the number of their block first, and come in its order, a block in one partition.
 
@@ -41,11 +67,20 @@ class BlockGrouping(Grouping):
     because Spark takes a shuffle by block for one by block and key, unless a session says otherwise.
     """
 
+    panes = 0  # key columns that no block tells
+
     def __init__(
-        self, batch_df: DataFrame, keys: Sequence[KeyField], fields: Fields, rows_of: Sequence[str], *, blocks: int
+        self,
+        batch_df: DataFrame,
+        keys: Sequence[KeyField],
+        fields: Fields,
+        rows_of: Sequence[str],
+        *,
+        blocks: int,
+        **windows: Any,
     ) -> None:
-        super().__init__(batch_df, keys, fields, rows_of)
-        self._columns, self._blocks = keys, blocks
+        super().__init__(batch_df, keys, fields, rows_of, **windows)
+        self._columns, self._blocks = keys[self.panes :], blocks
         self.may_skip_partial = True
         if batch_df.sparkSession.conf.get(SET_BY_STREAMS, "false") == "true":
             raise ConfigurationError(
@@ -59,15 +94,19 @@ class BlockGrouping(Grouping):
         block = F.col(_BLOCK)
         if self.is_partial:
             rows = batch_df.groupBy(*self.keys).agg(*self.values)
-            rows = rows.select(self._number(self.places).alias(_BLOCK), "*").repartition(block)
+            number = self._number(self.places[self.panes :])
+            rows = rows.select(number.alias(_BLOCK), "*").repartition(block)
         else:
             number = self._number([column_of(key.name) for key in self._columns])
             rows = batch_df.withColumn(_BLOCK, number).repartition(block).groupBy(block, *self.keys).agg(*self.values)
-        return rows.sortWithinPartitions(block)
+        return self._sorted(rows)
 
     def by_key(self, rows: DataFrame) -> DataFrame:
         """Lines of a stage, each block's in one partition and one after the other."""
-        return rows.repartition(_BLOCK).sortWithinPartitions(_BLOCK)
+        return self._sorted(rows.repartition(_BLOCK))
+
+    def _sorted(self, rows: DataFrame) -> DataFrame:
+        return rows.sortWithinPartitions(*self.places[: self.panes], _BLOCK)
 
     def in_order(self, rows: DataFrame, order: KeyOrder | None) -> DataFrame:  # noqa: ARG002
         """The rows as they are: by block."""
@@ -98,11 +137,17 @@ def _text(key: Column, kind: str) -> Column:
     return F.when(key.isNotNull(), text)
 
 
+class PaneBlockGrouping(BlockGrouping, TimedGrouping):
+    """The same of a state with windows: in order of panes, and in each of blocks."""
+
+    panes = 1
+
+
 class BlockState(StateDriver):
     """A state whose spec says ``blocks``."""
 
-    make_task = BlockTask
-    make_seed_task = BlockTask
+    make_task: Callable[..., BlockTask] = BlockTask
+    make_seed_task: Callable[..., BlockTask] = BlockTask
 
     def __init__(self, branch: Branch) -> None:
         super().__init__(branch)
@@ -140,3 +185,13 @@ class BlockState(StateDriver):
         """See `StateDriver.report`."""
         self._has_many_rows = commit.rows > _MANY_ROWS * commit.keys
         return super().report(commit, *args)
+
+
+class PaneBlockState(BlockState, WindowedState):
+    """A state with windows whose spec says ``blocks``."""
+
+    window_task = partial(PaneBlockTask, place=1)
+
+    def __init__(self, branch: Branch) -> None:
+        super().__init__(branch)
+        self.make_grouping = partial(PaneBlockGrouping, blocks=self.spec.blocks or 1, windows=self.windows)

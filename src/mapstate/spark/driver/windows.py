@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -67,14 +67,15 @@ _ON_DRIVER = 10_000  # keys: fewer are not worth a job
 class WindowedState(TimedState):
     """A state with windows by time."""
 
+    window_task: Callable[..., WindowTask] = WindowTask
+
     def __init__(self, branch: Branch) -> None:
         super().__init__(branch)
         self._definition = self.windows.by_pane
         self._panes: Panes = self._definition.panes
-        self.make_task = partial(
-            WindowTask, inputs=len(self.windows.inputs), has_gaps=self._panes.has_gaps, hole=self.windows.hole
+        self.make_task = self.make_seed_task = partial(
+            self.window_task, inputs=len(self.windows.inputs), has_gaps=self._panes.has_gaps, hole=self.windows.hole
         )
-        self.make_seed_task = self.make_task
 
     def open_request(self, owner: str) -> OpenRequest:
         return msgspec.structs.replace(super().open_request(owner), windows=self._definition)

@@ -102,10 +102,12 @@ class BlockRows:
 class BlockColumns:
     """The merge for a state's fields. Executor, made once per task.
 
-    ``fits`` is False where a field needs Python. ``sizes`` has the number of columns of each field's partials.
+    ``fits`` is False where a field needs Python. ``sizes`` has the number of columns of each field's partials. With
+    ``in_panes`` several blocks may have a key of the same text.
     """
 
-    def __init__(self, fields: Fields, sizes: Sequence[int], keys: int) -> None:
+    def __init__(self, fields: Fields, sizes: Sequence[int], keys: int, *, in_panes: bool = False) -> None:
+        self._in_panes = in_panes
         self._combines = [_combine(*pair) for pair in zip(fields.aggregators, fields.fields, strict=True)]
         self.fits = all(self._combines)
         places = np.cumsum([1 + keys, *sizes])
@@ -122,7 +124,10 @@ class BlockColumns:
     def _merged(self, bases: Sequence[Block | None], rows: BlockRows, lines: pa.StringArray) -> list[Block | None]:
         keys = [b"" if base is None else base.keys for base in bases]
         counts = _counts(bases)
-        of_stored = pc.index_in(_lines(b"".join(keys)), value_set=lines)  # the row of each stored key
+        stored_lines, wanted = _lines(b"".join(keys)), lines
+        if self._in_panes:
+            stored_lines, wanted = _with_place(stored_lines, counts), _with_place(lines, rows.counts)
+        of_stored = pc.index_in(stored_lines, value_set=wanted)  # the row of each stored key
         places = np.flatnonzero(of_stored.is_valid().to_numpy(zero_copy_only=False))
         row_of = of_stored.drop_null().to_numpy().astype(np.int64)
         new = order = None
@@ -214,6 +219,12 @@ def _lines(data: bytes) -> pa.StringArray:
     ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + 1
     offsets = np.concatenate([[0], ends]).astype(np.int32)
     return pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(data))
+
+
+def _with_place(lines: pa.StringArray, counts: Any) -> pa.StringArray:
+    """The keys of some blocks, each with the place of its block, of which ``counts`` has the numbers of keys."""
+    places = pa.array(np.repeat(np.arange(len(counts)), counts)).cast(pa.string())
+    return pc.binary_join_element_wise(places, lines, " ")
 
 
 def _text(strings: pa.StringArray) -> tuple[Any, bytes]:

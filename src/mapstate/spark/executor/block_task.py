@@ -14,9 +14,11 @@ from mapstate.errors import DataError, IncompleteBatchError, KeyEncodingError, M
 from mapstate.keys import KeyCodec, StoreKey
 from mapstate.maps.opaque import CombineAll
 from mapstate.maps.serialized import Room
+from mapstate.schema import KeyField
 from mapstate.serializers.blocks import Block, BlockCodec, block_names, block_numbers
 from mapstate.spark.executor.block_columns import BlockColumns, BlockRows, merged
-from mapstate.spark.executor.task import BatchTask, Chunk, TaskReport, slices
+from mapstate.spark.executor.task import BatchTask, Chunk, TaskReport, arrow_to_python, slices
+from mapstate.spark.executor.window_task import WindowTask
 
 MOST_ROWS = 10_000
 """Rows of a chunk, unless a block has more."""
@@ -35,12 +37,18 @@ class BlockTask(BatchTask):
     All rows of a block are in one chunk: another one would not have what the first one has written.
     """
 
+    in_panes = False
+
     def codecs(self) -> tuple[Any, KeyCodec]:
         return self._codec, super().codecs()[1]
 
     @property
     def _codec(self) -> BlockCodec:
-        return BlockCodec(self.state, self.fields.fields, self.spec.blocks or 1)
+        return BlockCodec(self.state, self.fields.fields, self.spec.blocks or 1, in_panes=self.in_panes)
+
+    def names(self, numbers: Sequence[int]) -> list[str]:
+        """The names of blocks, by the numbers that rows have of them."""
+        return block_names(numbers, self.spec.blocks or 1)
 
     def room(self) -> Room:
         """See `BatchTask.room`. A record grows with its keys."""
@@ -48,6 +56,9 @@ class BlockTask(BatchTask):
 
     def counted(self, batches: Iterator[pa.RecordBatch], report: TaskReport) -> Iterator[pa.RecordBatch]:
         """See `BatchTask.counted`. The report gets a bit for each block, set where the task has its rows."""
+        if self.only_notes:
+            yield from super().counted(batches, report)
+            return
         seen = np.zeros(self.spec.blocks or 1, bool)
         for batch in super().counted(batches, report):
             seen[batch.column(0).to_numpy()] = True
@@ -56,27 +67,26 @@ class BlockTask(BatchTask):
 
     def native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[Chunk]:
         """Chunks of whole blocks. In the place of the partials is `_Rows` for each block."""
-        blocks = self.spec.blocks or 1
-        seen = np.zeros(blocks, bool)
+        blocks, seen = self.spec.blocks or 1, set[int]()
         for columns in whole_blocks(batches, room, self.spec.chunk_bytes):
             rows = BlockRows(columns, self.keys_and_partials)
             is_plain = self._is_checked(rows, blocks)
-            if seen[rows.numbers].any() or len({*rows.numbers}) < len(rows.numbers):
+            if not seen.isdisjoint(rows.numbers) or len({*rows.numbers}) < len(rows.numbers):
                 raise IncompleteBatchError(
                     f"state {self.state!r}: the rows of a block did not come one after the other, so the task would "
                     "overwrite what it has written. This attempt is not committed."
                 )
-            seen[rows.numbers] = True
-            names = cast("list[StoreKey]", block_names(rows.numbers, blocks))
+            seen.update(rows.numbers)
+            names = cast("list[StoreKey]", self.names(rows.numbers))
             yield names, [_Rows(rows, is_plain)] * len(names), rows.rows, rows
 
     def _is_checked(self, rows: BlockRows, blocks: int) -> bool:
         """Whether keys are plain texts. Raises KeyEncodingError where a reader would look for one in another block."""
         is_plain = len(self.keys) == 1 and rows.is_plain()
         if is_plain:  # Spark and Python get the checksum of the same bytes
-            numbers, computed = rows.numbers[:1], [rows.first_block(blocks)]
+            numbers, computed = [rows.numbers[0] % blocks], [rows.first_block(blocks)]
         else:
-            numbers = np.repeat(rows.numbers, rows.counts).tolist()
+            numbers = np.repeat(np.array(rows.numbers) % blocks, rows.counts).tolist()
             computed = block_numbers(rows.python[0], blocks)
         if numbers != computed:
             wrong = next(i for i, number in enumerate(computed) if number != numbers[i])
@@ -90,7 +100,10 @@ class BlockTask(BatchTask):
 
     def keeping(self, bases: list[Any]) -> CombineAll:
         """See `BatchTask.keeping`."""
-        codec, columns = self._codec, BlockColumns(self.fields, self.partials or (), len(self.keys))
+        codec, columns = (
+            self._codec,
+            BlockColumns(self.fields, self.partials or (), len(self.keys), in_panes=self.in_panes),
+        )
 
         def combine(old: list[Any], partials: list[Any]) -> list[Any]:
             bases.extend(old)
@@ -109,27 +122,64 @@ class BlockTask(BatchTask):
         texts, places = key_columns.python[0], dict(enumerate(key_columns.places()))
         now = self._codec.of_keys(texts, places, values)
         before = self._codec.of_keys(texts, places, bases) if self.old_values else []
-        return super().new_rows(schema, key_columns.columns[1 : 1 + len(self.keys)], now, before)
+        return super().new_rows(schema, self.key_columns(key_columns), now, before)
+
+    def key_columns(self, rows: BlockRows) -> list[pa.Array]:
+        """The key columns of some rows."""
+        return [*rows.columns[1 : 1 + len(self.keys)]]
 
     def with_key(
         self,
         error: DataError,
-        keys: Sequence[StoreKey],  # noqa: ARG002  which are of blocks
+        keys: Sequence[StoreKey],
         bases: Sequence[Any],
         partials: Sequence[Any],
     ) -> MapStateError:
         """See `BatchTask.with_key`."""
-        rows = [
-            (base, text, partial)
-            for base, of_block in zip(bases, partials[0].rows.of_blocks(), strict=False)
-            for text, partial in zip(*of_block, strict=True)
-        ]
+        codec, texts, rows = self._codec, list[StoreKey](), []
+        for name, base, of_block in zip(keys, bases, partials[0].rows.of_blocks(), strict=False):
+            texts += codec.with_pane(name, of_block[0])
+            rows += [(base, *row) for row in zip(*of_block, strict=True)]
 
         def alone(at: int) -> object:
             base, text, partial = rows[at]
-            return merged(self._codec, [base], [([text], [partial])], self.fields.combine_all)
+            return merged(codec, [base], [([text], [partial])], self.fields.combine_all)
 
-        return of_first_key(error, self.spec.state, [text for _, text, _ in rows], alone)
+        return of_first_key(error, self.spec.state, texts, alone)
+
+
+class PaneBlockTask(BlockTask, WindowTask):
+    """The same of a state with windows, whose rows have their pane behind the number of their block."""
+
+    in_panes = True
+
+    def __init__(self, *, keys: Sequence[KeyField], **settings: Any) -> None:
+        super().__init__(keys=keys[1:], **settings)
+        self._pane = KeyCodec(keys[:1])
+        self._panes: dict[Any, int] = {}
+
+    def native_chunks(self, batches: Iterator[pa.RecordBatch], room: Room) -> Iterator[Chunk]:
+        """See `BlockTask.native_chunks`. A block's number is its own, and so many blocks more for each pane before."""
+        self._panes = {}
+        return super().native_chunks(map(self._numbered, batches), room)
+
+    def names(self, numbers: Sequence[int]) -> list[str]:
+        blocks, panes = self.spec.blocks or 1, [*map(self._pane.encode_first, self._panes)]
+        names = block_names([number % blocks for number in numbers], blocks)
+        return [f"{panes[number // blocks]}|{name}" for number, name in zip(numbers, names, strict=True)]
+
+    def key_columns(self, rows: BlockRows) -> list[pa.Array]:
+        places = rows.columns[0].to_numpy() // (self.spec.blocks or 1)
+        return [pa.array([*self._panes]).take(pa.array(places)), *super().key_columns(rows)]
+
+    def _numbered(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """A batch whose blocks have such numbers, without the panes."""
+        number, pane, *columns = batch.columns
+        distinct = pane.dictionary_encode()
+        places = [self._panes.setdefault(of, len(self._panes)) for of in arrow_to_python(distinct.dictionary, "pane")]
+        before = np.array(places, np.int64)[distinct.indices.to_numpy()] * (self.spec.blocks or 1)
+        numbers = pa.array(number.to_numpy() + before)
+        return pa.RecordBatch.from_arrays([numbers, *columns], [batch.schema.names[0], *batch.schema.names[2:]])
 
 
 def shared_block(reports: Sequence[TaskReport]) -> int | None:

@@ -47,7 +47,7 @@ from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.windows import NEVER
-from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers import RecordCodec, record_codec, serializer
 from mapstate.spark.executor.error_text import each_with_errors_as_text
 from mapstate.spark.executor.task import BatchTask, TaskReport, arrow_schema
 from mapstate.spec import StateSpec
@@ -163,10 +163,7 @@ class Reads:
     def __init__(self, spec: StateSpec, record: LedgerRecord, view: CommitView, newest: int) -> None:
         self._spec = spec
         self.keys = PaneKeys(record)
-        self._codec = index_codec(spec.serializer, spec.state)
-        self._records = RecordCodec(
-            serializer(spec.serializer), spec.state, "opaque", record.fields, record.field_counts
-        )
+        self.pages, self.records = index_codec(spec.serializer, spec.state), record_codec(record)
         self._view = view
         self._newest = newest
 
@@ -178,10 +175,10 @@ class Reads:
         close_if_possible(self.__dict__.get("store"))
 
     def index(self, keys: list[str]) -> list[Any]:
-        return self._view.values(self._codec.loads(keys, self.store.multi_get(keys)), self._newest)
+        return self._view.values(self.pages.loads(keys, self.store.multi_get(keys)), self._newest)
 
     def values(self, keys: list[StoreKey]) -> list[Any]:
-        return self._view.values(self._records.loads(keys, self.store.multi_get(keys)), self._newest)
+        return self._view.values(self.records.loads(keys, self.store.multi_get(keys)), self._newest)
 
     def values_in(self, pane: int, rests: Sequence[str]) -> list[Any]:
         return self.values(self.keys.of(self.keys.text(pane), rests))
@@ -213,29 +210,29 @@ class PurgeTask:
         with closing(self.reads()) as reads, writer_of(reads.store, self.token) as writer:
             for part in parts:
                 for rests in key_pages(reads.index, part):
-                    self._remove(reads.store, writer, reads.keys.of(part.pane, rests))
+                    self._remove(reads.store, writer, reads.keys.of(part.pane, rests), reads.records)
                     removed += len(rests)
-                self._remove(reads.store, writer, list(index_keys(part)))
+                self._remove(reads.store, writer, list(index_keys(part)), reads.pages)
         return removed
 
     def write(self, pages: Mapping[str, tuple[Any, Any]]) -> None:
         """Puts pages of panes, see `PanePages.changed`. Raises FencedError."""
         with closing(self.reads()) as reads, writer_of(reads.store, self.token) as writer:
-            self._put(writer, [*pages], [(self.txid, *page) for page in pages.values()])
+            self._put(writer, [*pages], [(self.txid, *page) for page in pages.values()], reads.pages)
 
     def reads(self) -> Reads:
         return Reads(self.spec, self.record, self.view, self.txid)
 
-    def _remove(self, store: Any, writer: Any, keys: list[Any]) -> None:
+    def _remove(self, store: Any, writer: Any, keys: list[Any], codec: Any) -> None:
         # A store that filters each record keeps a tombstone: a late put would find no newer one.
         if not (isinstance(store, FencedWrites) and isinstance(writer, Rewrites)):
-            self._put(writer, keys, [(self.txid, None, None)] * len(keys))
+            self._put(writer, keys, [(self.txid, None, None)] * len(keys), codec)
             return
         for some in batched(keys, self.spec.chunk_size):
             writer.multi_rewrite(some, [None] * len(some))
 
-    def _put(self, writer: Any, keys: list[Any], records: Sequence[tuple[int, Any, Any]]) -> None:
-        state = SerializedMap(writer, index_codec(self.spec.serializer, self.spec.state))
+    def _put(self, writer: Any, keys: list[Any], records: Sequence[tuple[int, Any, Any]], codec: Any) -> None:
+        state = SerializedMap(writer, codec)
         most = self.spec.chunk_size
         for some, page in zip(batched(keys, most), batched(records, most), strict=True):
             writer.multi_get(some)  # a put belongs to the get before it
@@ -302,6 +299,8 @@ class FiredTask:
         panes = windows_of_ledger(self.record).definition.panes
         values = reads.values_in(pane, rests)
         self.check_present(reads, pane, rests, values)
+        if reads.records.blocks is not None:  # the rests are of blocks
+            rests, values = [text for of in values for text in of.texts()], reads.records.blocks.all_values(values)
         return Page(pane, rests, values, [[end] * len(rests) for end in panes.ends(pane) if end in self.ends])
 
     def _rests(self, reads: Reads, part: Slice) -> Iterator[list[str]]:

@@ -145,7 +145,9 @@ class GroupedStream(Generic[Kept, R]):
         for field in fields:
             wire_type(field.type, WireForm())
         if spec.blocks is not None:
-            _check_blocks(spec, self._keys, fields, adapted.values())
+            from mapstate.spark.driver.blocks import check_blocks
+
+            check_blocks(spec, self._keys, fields, adapted.values())
         ensure_picklable(f"the spec of state {spec.state!r}", spec)
         for name, aggregator in adapted.items():
             ensure_picklable(f"the aggregator {name}={aggregator}", aggregator)
@@ -227,23 +229,8 @@ def grouped(rows: R, columns: Sequence[str | Column | list[str | Column]], inste
     return GroupedStream(*with_keys(rows, keys))
 
 
-def _check_blocks(
-    spec: StateSpec, keys: Sequence[KeyField], fields: Sequence[Field], aggregators: Collection[Aggregator]
-) -> None:
-    from mapstate.serializers.blocks import not_in_blocks
-
-    why = not_in_blocks(keys, fields)
-    in_python = [aggregator for aggregator in aggregators if not isinstance(aggregator, NativeCombiner)]
-    if in_python:
-        why = f"{in_python[0]} is computed in Python, row by row"
-    if why is not None:
-        raise ConfigurationError(f"state {spec.state!r} has no blocks if {why}: leave blocks out. See docs/blocks.md")
-
-
 def check_of_windows(state: StateSpec, taken: Collection[str], names: Sequence[str]) -> None:
     """Check what is kept of windows whose columns are ``taken``. Raises ConfigurationError."""
-    if state.blocks is not None:
-        raise ConfigurationError("a state with windows has no blocks: leave blocks out")
     if state.changes is not None:
         raise ConfigurationError("a state with windows keeps no change log: follow firedWindowsStream(), or scan")
     if state.type != "opaque":

@@ -198,6 +198,8 @@ class WindowedStream(InWindows["WindowedAggregate"]):
         is_session = self.windows.by_pane.sessions
         taken = {WINDOW_START, WINDOW_END, self.windows.column} | ({FIRST, LAST} if is_session else set())
         check_of_windows(state, taken, [*by, *aggregates, *self.schema.names])
+        if state.blocks is not None and is_session:
+            raise ConfigurationError("a state with sessions has no blocks: leave blocks out. See docs/blocks.md")
         if state.ttl is not None:
             raise ConfigurationError(
                 "windows are kept without a ttl, which is by the wall clock: a job that was down for a while would "
@@ -227,6 +229,10 @@ class WindowedStream(InWindows["WindowedAggregate"]):
             from mapstate.spark.driver.sessions import SessionState
 
             branch.make_driver = SessionState
+        elif job.spec.blocks is not None:
+            from mapstate.spark.driver.blocks import PaneBlockState
+
+            branch.make_driver = PaneBlockState
         inside = StructType([*self.schema.fields, StructField(windows.column, calls().from_ddl(windows.type))])
         return WindowedAggregate(query, branch, empty_frame(self.stream.df, inside), stream=self.stream)
 
