@@ -220,7 +220,7 @@ def random_job(
         job, used = with_rolling_windows(job, chance, without)
     chance = random.Random(f"blocks {seed}")
     if not (generator.ttl or chance.random() > 0.4 or "blocks" in without):
-        job, more = _with_blocks(job, chance)
+        job, more = _with_blocks(job, chance, random.Random(f"windows in blocks {seed}"))
         used |= more
     if generator.ttl or (chance := random.Random(f"upkeep {seed}")).random() > 0.6:
         return job, generator.used | used
@@ -228,15 +228,13 @@ def random_job(
     return job, generator.used | used | more
 
 
-def _with_blocks(job: Job, chance: random.Random) -> tuple[Job, set[str]]:
+def _with_blocks(job: Job, chance: random.Random, of_windows: random.Random) -> tuple[Job, set[str]]:
     """The job with some of the states in blocks that can be, and whether it has any."""
-    states = tuple(
-        replace(state, blocks=chance.choice((1, 3, 40)), followed=state.followed or chance.random() < 0.3)
-        if state.type == "opaque"
-        and not (state.window or state.rolling)
-        and {*state.keys} & _IN_BLOCKS == {*state.keys} != set()
-        and chance.random() < 0.7
-        else state
-        for state in job.states
-    )
-    return replace(job, states=states), {"blocks"} if states != job.states else set()
+    states = []
+    for state in job.states:
+        draw, has_keys = of_windows if state.window else chance, {*state.keys} <= _IN_BLOCKS and state.keys
+        if state.type == "opaque" and not state.rolling and has_keys and draw.random() < 0.7:
+            blocks = draw.choice((1, 3, 40))
+            state = replace(state, blocks=blocks, followed=state.followed or (draw.random() < 0.3 and not state.window))  # noqa: PLW2901
+        states.append(state)
+    return replace(job, states=tuple(states)), {"blocks"} if tuple(states) != job.states else set()

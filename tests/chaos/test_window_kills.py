@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import full
 from chain import files_until, put_file
 from processes import FIXTURES, job
 from pyspark.sql import SparkSession
@@ -40,17 +41,19 @@ STEPS: dict[str, list[Any]] = {
 LEFT_COMMITTED = ("after the commit", "downstream, before its begin", "downstream, after its commit")
 
 
-@pytest.mark.parametrize("store", ["redis", pytest.param("sqlite", marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("store", "blocks"), [("redis", None), full("sqlite", None), full("redis", 2), full("sqlite", 2)]
+)
 def test_windows_are_right_whenever_the_driver_dies(
-    store, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str, spark
+    store, blocks, rounds: Callable[[int, int], int], tally: Callable[..., None], tmp_path: Path, redis_url: str, spark
 ):
     seed = secrets.randbits(32)
     url = redis_url if store == "redis" else f"sqlite:///{tmp_path}/state.db"
     draw = random.Random(seed)
-    steps = [step for step in STEPS for _ in range(25)]
+    steps = [step for step in STEPS for _ in range(25 if blocks is None else 5)]
     draw.shuffle(steps)
     steps = steps[: rounds(1, len(steps))]
-    chain = WindowChain(tmp_path / "chain", url, draw, files=len(steps) + rounds(4, 8))
+    chain = WindowChain(tmp_path / "chain", url, draw, files=len(steps) + rounds(4, 8), blocks=blocks)
     for at, step in enumerate(steps):
         try:
             chain.kill(step)
@@ -59,7 +62,7 @@ def test_windows_are_right_whenever_the_driver_dies(
             raise
     chain.finish(spark)
     for step, number in chain.kills.items():
-        tally(f"driver with windows killed {step}", kills=number)
+        tally(f"driver with windows{' in blocks' if blocks else ''} killed {step}", kills=number)
     tally(f"windows on {store}", fired=chain.fired, late_rows=chain.late, read=chain.read, purges=chain.purges)
     assert chain.fired
 
@@ -67,7 +70,8 @@ def test_windows_are_right_whenever_the_driver_dies(
 class WindowChain:
     """One stream with windows, and what has to be true after each of its driver's deaths."""
 
-    def __init__(self, folder: Path, url: str, draw: random.Random, *, files: int) -> None:
+    def __init__(self, folder: Path, url: str, draw: random.Random, *, files: int, blocks: int | None = None) -> None:
+        self._blocks = blocks
         self._folder = folder
         self._url = url
         self._draw = draw
@@ -189,6 +193,7 @@ class WindowChain:
             "checkpoint": str(self._folder / "checkpoint"),
             "folder": str(folder),
             "faults": faults,
+            "blocks": self._blocks,
             "purged_on_driver": self._draw.choice([0, 2000]),  # 0: by a job on the executors
         }
 
