@@ -18,7 +18,7 @@ import pytest
 from mapstate import Avg, Count, Max, Min, Sum, opaque, open_reader
 from mapstate.aggregators.fields import Fields
 from mapstate.backends.memory import MemoryBackend
-from mapstate.errors import ConfigurationError, CorruptRecordError, ValueOverflowError
+from mapstate.errors import ConfigurationError, CorruptRecordError, KeyEncodingError, ValueOverflowError
 from mapstate.keys import KeyCodec
 from mapstate.maps import OpaqueMap
 from mapstate.maps.serialized import Room, SerializedMap
@@ -534,6 +534,15 @@ def test_a_block_is_told_by_the_checksum_of_the_unescaped_text():
     assert block_numbers(texts, 1000) == [crc32(text.encode()) % 1000 for text in raw]
     assert block_names([0, 7, 999], 1000) == ["000", "007", "999"]
     assert block_names([0], 1) == ["0"]
+
+
+def test_a_block_under_a_name_without_a_pane_has_no_key_of_that_name():
+    """Another program wrote it, or a copy of another state was put back: readers and the doctor name it, and go on."""
+    codec = BlockCodec("s", FIELDS[:1], 7, in_panes=True)
+    (text,) = codec.with_pane("3", ["a"])
+    assert "3" not in codec.places_of([text])
+    with pytest.raises(KeyEncodingError):
+        KeyCodec([KeyField("window_start", "timestamp"), KeyField("a", "string")]).decode(text)
 
 
 def test_the_serializer_names_the_blocks():

@@ -323,8 +323,8 @@ class BlockCodec:
 
     def with_pane(self, name: Any, rests: list[str]) -> list[str]:
         """The keys of the state, from those in a block with this name."""
-        head = name[: name.index("|") + 1] if self._in_panes else ""
-        return [head + rest for rest in rests] if head else rests
+        pane = name.partition("|")[0]  # of a record that another program wrote it is no pane
+        return [f"{pane}|{rest}" for rest in rests] if self._in_panes else rests
 
     def rests(self, texts: Sequence[Any]) -> Sequence[Any]:
         """The keys as they stand in blocks."""
