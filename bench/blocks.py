@@ -97,7 +97,8 @@ def compared(spark: Any, shape: Shape, turns_wanted: int) -> Measured:
             for way, contestant in ways.items()
         }
         run_streams(spark, folder, counted, turns, schema="user_id string")
-        reads = read(server.url, {way: names[way] for way in (STRING, BLOCKS)}, counts, draw)
+        of_reads = {way: names[way] for way in (STRING, BLOCKS)}
+        reads = read(server.url, of_reads, counts, draw) if shape.every == 1 else {}
         for name in names.values():
             check(server.url, name, counts)
     return Measured(
