@@ -16,7 +16,7 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -26,7 +26,9 @@ from mapstate.maps.pane_index import batched, index_codec, pane_of
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, by_partition
 from mapstate.protocol.ways_back import behind_by
 from mapstate.schema import KeyField
-from mapstate.serializers import blocks_of, record_codec
+
+if TYPE_CHECKING:
+    from mapstate.serializers.blocks import BlockCodec
 
 _MARK = "!"
 _READ = 1000  # entries at a time
@@ -166,19 +168,17 @@ class ListedKeys:
         return f"{pane_of(index_key.removeprefix(INDEX))[0]}|{rest}" in self
 
 
-def left_of(ledger: LedgerRecord, keys: ListedKeys, record_key: StoreKey, value: Any) -> tuple[Any, int]:
+def left_of(blocks: BlockCodec | None, keys: ListedKeys, record_key: StoreKey, value: Any) -> tuple[Any, int]:
     """What is left of a record's value without these keys, and of how many of the state's keys it was.
 
-    The record is one of the keys', of a pane index, or a block.
+    The record is one of the keys', of a pane index, or a block; ``blocks`` is the codec of a state with blocks.
     """
-    has_blocks = blocks_of(ledger.serializer) is not None
-    if is_index_key(record_key) and has_blocks:
-        return value, 0  # it names blocks, which stay
     if is_index_key(record_key):
+        if blocks is not None:
+            return value, 0  # it names blocks, which stay
         rests = value if isinstance(value, list) else []
         named = [rest for rest in rests if isinstance(rest, str) and keys.has_rest(str(record_key), rest)]
         return ([rest for rest in rests if rest not in named] if named else value), 0
-    blocks = record_codec(ledger).blocks if has_blocks else None
     if blocks is None:
         return None, 1
     block = blocks.without(record_key, value, keys)

@@ -28,7 +28,7 @@ from mapstate.reader.committed import CommittedReads
 from mapstate.reader.scans import read_reports
 from mapstate.reader.windows import WindowReads
 from mapstate.schema import number_of, span_text, time_text
-from mapstate.serializers import blocks_of, record_codec, serializer
+from mapstate.serializers import record_codec, serializer
 from mapstate.serializers.tiles import tiles_of
 
 _MOST_DEAD = 1000
@@ -239,7 +239,7 @@ def _compared(counted: CountedKeys) -> tuple[Severity, str, str]:
 
 def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterator[Finding]:
     """One pass over all records: those that cannot be read, and those with impossible txids."""
-    key_codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
+    key_codec, blocks = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native), record_codec(ledger).blocks
     unreadable, newer, older = (Unreadable(ledger.state) for _ in range(3))
     expected = "records of this state, with txids that its ledger has given out"
     count, refused = 0, list[errors.StoreAuthError]()
@@ -264,7 +264,7 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
             on_page(count)
         for key in of_values:
             try:
-                for text in _texts(ledger, key, present[key]):
+                for text in _texts(blocks, key, present[key]):
                     key_codec.decode(text)
                 if ledger.rolling is not None:
                     _ = [*map(tiles_of, present[key][1:])]
@@ -287,9 +287,8 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
             yield Finding("error", "records", text, expected, advice)
 
 
-def _texts(ledger: LedgerRecord, key: StoreKey, record: Any) -> list[StoreKey]:
+def _texts(blocks: Any, key: StoreKey, record: Any) -> list[StoreKey]:
     """The key texts of a record. Raises KeyEncodingError for one in a block that is not its own."""
-    blocks = None if blocks_of(ledger.serializer) is None else record_codec(ledger).blocks
     if blocks is None:
         return [key]
     texts: list[StoreKey] = []

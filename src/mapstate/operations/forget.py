@@ -46,7 +46,7 @@ from mapstate.protocol.upkeep import begin_operator
 from mapstate.protocol.ways_back import behind_by
 from mapstate.protocol.windows import PaneChange
 from mapstate.schema import KeyField
-from mapstate.serializers import blocks_of
+from mapstate.serializers import record_codec
 from mapstate.waiting import pause
 
 T = TypeVar("T")
@@ -364,14 +364,14 @@ class _Forgetting:
         survey = self._survey(seen, listed := ListedKeys(seen.keys, new.values()))
         attempt = self._ledger.begin_operator("forget", seen=seen)
         at_once = seen.type != "opaque"
-        last, has_log, count = seen.last_commit, False, 0
+        last, has_log, count, blocks = seen.last_commit, False, 0, record_codec(seen).blocks
         with writer_of(self._store, attempt.token, has_txids=seen.type != "non-transactional") as writer:
             if at_once:
                 count = self._purge(writer, seen, attempt, survey, listed)
             # A pane that named a key without a value would have lost a record: both change at once.
             for keys, values in self._values(writer, seen, attempt, [] if at_once else [*survey.own, *survey.shared]):
                 there = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
-                left = [left_of(seen, listed, key, value) for key, value in there.items()]
+                left = [left_of(blocks, listed, key, value) for key, value in there.items()]
                 count += sum(number for _, number in left)
                 records = [(attempt.txid, part, there[key]) for key, (part, _) in zip(there, left, strict=True)]
                 self._put(writer, seen, [*there], records)
@@ -430,16 +430,16 @@ class _Forgetting:
 
     def _survey(self, seen: LedgerRecord, keys: ListedKeys, log_from: int = 0) -> _Found:
         """What the store has of some keys, under the ledger ``seen``, and the change log below ``log_from``."""
-        survey, codec, has_blocks = _Found([], [], []), CodecWithIndex(seen), blocks_of(seen.serializer) is not None
+        survey, codec, blocks = _Found([], [], []), CodecWithIndex(seen), record_codec(seen).blocks
         for page in record_pages(self._store, self._page_size, index=True):
-            survey.own.extend(key for key in page if not has_blocks and not is_index_key(key) and key in keys)
+            survey.own.extend(key for key in page if blocks is None and not is_index_key(key) and key in keys)
             survey.log.extend(key for key in page if is_of_log(key) and logged_txid(key) < log_from)
-            shared = [key for key in page if has_blocks or is_index_key(key)]
+            shared = [key for key in page if blocks is not None or is_index_key(key)]
             for some in batched([key for key in shared if not is_of_log(key) and not is_of_list(key)], _WRITE):
                 records = codec.loads(some, self._store.multi_get(some))
                 for key, record in zip(some, records, strict=True):
                     if record is not None and any(
-                        part is not None and left_of(seen, keys, key, part)[0] != part for part in record[1:]
+                        part is not None and left_of(blocks, keys, key, part)[0] != part for part in record[1:]
                     ):
                         survey.shared.append(key)
         return _Found(*(list(dict.fromkeys(part)) for part in survey))  # a scan may list a key twice
@@ -449,12 +449,12 @@ class _Forgetting:
 
         Of a state that is not opaque, all records of the keys are removed.
         """
-        count, txid = 0, attempt.txid
+        count, txid, blocks = 0, attempt.txid, record_codec(seen).blocks
         for some, values in self._values(writer, seen, attempt, [*survey.own, *survey.shared]):
             kept = values  # of an opaque state its first attempt took the keys: one that is there has come back
             if seen.type != "opaque":
                 pairs = zip(some, values, strict=True)
-                left = [(None, 0) if value is None else left_of(seen, keys, key, value) for key, value in pairs]
+                left = [(None, 0) if value is None else left_of(blocks, keys, key, value) for key, value in pairs]
                 count += sum(number for _, number in left)
                 kept = [part for part, _ in left]
             self._put(writer, seen, some, [(txid, value, value) for value in kept])
