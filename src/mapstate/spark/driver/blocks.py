@@ -190,7 +190,7 @@ class BlockState(StateDriver):
 class PaneBlockState(BlockState, WindowedState):
     """A state with windows whose spec says ``blocks``."""
 
-    window_task = partial(PaneBlockTask, place=1)
+    window_task = PaneBlockTask
 
     def __init__(self, branch: Branch) -> None:
         super().__init__(branch)

@@ -154,7 +154,7 @@ class PaneBlockTask(BlockTask, WindowTask):
     in_panes = True
 
     def __init__(self, *, keys: Sequence[KeyField], **settings: Any) -> None:
-        super().__init__(keys=keys[1:], **settings)
+        super().__init__(keys=keys[1:], place=1, **settings)
         self._pane = KeyCodec(keys[:1])
         self._panes: dict[Any, int] = {}
 
