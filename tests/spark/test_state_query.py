@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from spark_fixtures import Visits
 
 from mapstate import Avg, Count, ReducerAggregator, Sum, errors, newStream, opaque, transactional
 from mapstate.backends import resolve
+from mapstate.operations.drop import drop
 from mapstate.spark import (
     Collector,
     QueryFunction,
@@ -283,6 +285,39 @@ def test_called_by_hand_new_values_ask_as_it_was_before_too(url, spark):
     for batch_id in (0, 1, 1):
         job(frame, batch_id)
     assert got == [(1, None), (2, 1), (2, 1)]
+
+
+def counted(spark: SparkSession, url: str, *keys: str, **aggregates: Any) -> None:
+    """The state ``v`` of two users, made anew."""
+    with suppress(errors.StateNotFoundError):
+        drop(url, "v", force=True)
+    frame = spark.createDataFrame([("fr", "ann", 1), ("de", "bob", 2)], "country string, user string, bytes bigint")
+    job = newStream("v", frame).groupBy(*keys).persistentAggregate(opaque(url, name="v"), **aggregates)
+    job(frame, 0)
+
+
+MADE_ANEW = [
+    (("user", "country"), {"n": Count()}, r"not keyed by \(country string, user string\)"),
+    (("country", "user"), {"m": Count()}, "has no n bigint"),
+    (("country", "user"), {"n": Avg("bytes")}, "has no n bigint"),
+]
+
+
+@pytest.mark.parametrize("case", range(len(MADE_ANEW)))
+def test_a_state_that_was_made_anew_with_other_columns_is_no_state_without_the_keys(case, url, spark):
+    """A stream asks for months as it was planned: nulls would say that nobody is there."""
+    keys, aggregates, message = MADE_ANEW[case]
+    counted(spark, url, "country", "user", n=Count())
+    asked = spark.createDataFrame([("fr", "ann")], "country string, user string")
+    asking = newStream("asking", asked).stateQuery(opaque(url, name="v"), ["country", "user"])
+    got: list[Any] = []
+    asking.foreachBatch(lambda rows, _: got.extend(row.n for row in rows.collect()))(asked, 0)
+    counted(spark, url, *keys, **aggregates)
+    with pytest.raises(Exception, match=f"StateSchemaError.*{message}|{message}"):
+        asking.foreachBatch(lambda rows, _: got.extend(row.n for row in rows.collect()))(asked, 1)
+    counted(spark, url, "country", "user", more=Sum("bytes"), n=Count())
+    asking.foreachBatch(lambda rows, _: got.extend(row.n for row in rows.collect()))(asked, 2)
+    assert got == [1, 1]
 
 
 @pytest.mark.redis

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from hashlib import blake2b
@@ -116,7 +116,7 @@ class CommittedReads:
     A call reads from a ledger to its result with its own variables. What calls share is the last ledger with its
     codecs, which is replaced as a whole. A store that is not `ThreadSafe` is called from one thread at a time.
 
-    ``before`` and ``as_of`` are those of `StateReader`. ``max_age`` is in seconds; see `open_reader`.
+    ``before``, ``as_of`` and ``check`` are those of `StateReader`. ``max_age`` is in seconds; see `open_reader`.
     """
 
     def __init__(
@@ -129,9 +129,11 @@ class CommittedReads:
         before: tuple[str, int] | None = None,
         as_of: LedgerRecord | None = None,
         max_age: float | None = None,
+        check: Callable[[LedgerRecord], None] | None = None,
     ) -> None:
         self.state = state
         self.store = store
+        self._check = check
         self._as_of = as_of
         self.compares = consistency == "committed" and before is None and as_of is None
         """Whether the number of keys can be compared with the ledger's."""
@@ -403,6 +405,8 @@ class CommittedReads:
         if last is not None and _schema(last.ledger) == _schema(ledger):
             opened = last._replace(data=data, ledger=ledger)
         else:
+            if self._check is not None:
+                self._check(ledger)
             opened = Opened(
                 data,
                 ledger,

@@ -54,7 +54,8 @@ class StateReader:
     takes; or StaleBatchError says that the values of then are gone. An opaque state keeps them until the second batch
     after it writes the same keys; a state of another type, until the next batch begins.
 
-    ``now``, in microseconds, is the clock of its rolling windows, for the tasks of one query.
+    For the tasks of one query: ``now``, in microseconds, is the clock of its rolling windows, and ``check`` gets each
+    ledger whose columns are others than those of the ledger before.
     """
 
     def __init__(
@@ -68,11 +69,16 @@ class StateReader:
         as_of: LedgerRecord | None = None,
         max_age: float | None = None,
         now: int | None = None,
+        check: Callable[[LedgerRecord], None] | None = None,
     ) -> None:
         self._state = check_state_name(state)
         self._ask = partial(Asked, state, now=now)
         self._reads = CommittedReads(
-            backend.open(state), state, consistency, aggregators, before=before, as_of=as_of, max_age=max_age
+            *(backend.open(state), state, consistency, aggregators),
+            before=before,
+            as_of=as_of,
+            max_age=max_age,
+            check=check,
         )
 
     def ledger(self) -> LedgerRecord:

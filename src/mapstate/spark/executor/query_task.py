@@ -12,10 +12,14 @@ import pyarrow as pa
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.columns import column_of
 from mapstate.backing_map import close_if_possible
-from mapstate.errors import StateNotFoundError, UsageError
+from mapstate.errors import StateNotFoundError, StateSchemaError, UsageError
 from mapstate.maps.serialized import CHUNK_BYTES
+from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.reader import Consistency, StateReader
 from mapstate.reader.aliased import version_of
+from mapstate.reader.rolling import readable_fields
+from mapstate.reader.tables import types_of
+from mapstate.schema import KeyField
 from mapstate.spark.executor.error_text import each_with_errors_as_text
 from mapstate.spark.executor.task import columns_to_python, partition_id, slices
 from mapstate.spark.interfaces import Collector, MapGet, QueryFunction, StateFactory, TupleCollectionGet
@@ -34,15 +38,17 @@ NOW = "__mapstate_now"
 class AskedState:
     """The state that a query asks, as a task opens it. Picklable.
 
-    ``source`` is the spec of a state with its ``key_columns``, or a user's factory of so many ``partitions``. One that
-    ``may_be_absent`` has no values before its stream's first batch. ``version`` is what its alias leads to; None for
-    what each task finds. The windows of one that ``is_rolling`` end at the time in the column `NOW`.
+    ``source`` is the spec of a state with its ``keys`` and the fields that are ``shown``, each with its type, or a
+    user's factory of so many ``partitions``. One that ``may_be_absent`` has no values before its stream's first batch.
+    ``version`` is what its alias leads to; None for what each task finds. The windows of one that ``is_rolling`` end at
+    the time in the column `NOW`.
     """
 
     source: StateSpec | StateFactory
     consistency: Consistency = "committed"
     aggregators: Mapping[str, Aggregator] | None = None
-    key_columns: tuple[str, ...] = ()
+    keys: tuple[KeyField, ...] = ()
+    shown: tuple[tuple[str, str], ...] = ()
     partitions: int | None = None
     may_be_absent: bool = False
     version: str | None = None
@@ -57,10 +63,30 @@ class AskedState:
         if isinstance(self.source, StateSpec):
             backend = self.source.backend
             state = self.version or version_of(backend, self.source.state)
-            return StateReader(backend, state, self.consistency, self.aggregators or {}, before=before, now=now)
+            given = self.consistency, self.aggregators or {}
+            return StateReader(backend, state, *given, before=before, now=now, check=self._check)
         if self.partitions is None:
             return self.source.make_state(0, 1)
         return self.source.make_state(partition_id(), self.partitions)
+
+    def _check(self, ledger: LedgerRecord) -> None:
+        """Raises StateSchemaError where the state has other columns than when the query was planned."""
+        names = [name for name, _ in self.shown]
+        types = types_of(ledger.keys, readable_fields(ledger, self.aggregators or {}, names))
+        gone = [f"{name} {kind}" for name, kind in self.shown if types.get(name, kind) != kind]
+        if not self.may_be_absent:  # else its stream may be about to add a field
+            gone += [f"{name} {kind}" for name, kind in self.shown if name not in types]
+        if gone or ledger.keys != self.keys:
+            keys = ", ".join(f"{key.name} {key.type}" for key in self.keys)
+            now = ", ".join(f"{name} {kind}" for name, kind in types.items())
+            asked = f"has no {', '.join(gone)}" if gone else f"is not keyed by ({keys})"
+            raise StateSchemaError(
+                f"state {ledger.state!r} {asked} any more, as when this query was planned: it was made anew or swapped,"
+                f" and has ({now}). Nothing was given out. Call stateQuery once more, or start the stream anew.",
+                state=ledger.state,
+                found=now,
+                expected=", ".join(gone) or keys,
+            )
 
 
 class QueryTask:
@@ -164,7 +190,7 @@ class QueryTask:
         return answers
 
     def _entries(self, entries: Any) -> list[list[Any]]:
-        names = self._asked.key_columns
+        names = [key.name for key in self._asked.keys]
         return [self._parts(dict(zip(names, key, strict=True)) | fields) for key, fields in entries]
 
     def _parts(self, entry: Mapping[str, Any]) -> list[Any]:

@@ -192,9 +192,10 @@ class QueryPlan:
         state = self.state
         if isinstance(state, StaticState):
             return AskedState(state.state, partitions=state.partitions)
-        names = tuple(key.name for key in state.keys)
         return AskedState(
-            *(state.spec, self.consistency, state.aggregators, names),
+            *(state.spec, self.consistency, state.aggregators),
+            keys=tuple(state.keys),
+            shown=tuple(self.shown),
             may_be_absent=state.may_be_absent,
             version=state.spec.state if state.may_be_absent else None,  # a stream that keeps the state asks its own
             is_rolling=state.is_rolling,
