@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from spark_fixtures import contents
 
@@ -33,8 +35,14 @@ def test_a_job_is_seeded_run_and_corrected_by_its_commands(spark, visits, redis_
         job_main(counts, visits.checkpoint, ["correct", "--id", "one", "--add", late, "--format", "parquet"])
         assert f"visits: {said} txid" in capsys.readouterr().out
     spark.read.schema("user_id string, bytes bigint").parquet(late).createOrReplaceTempView("late_visits")
-    job_main(counts, visits.checkpoint, ["correct", "--id", "two", "--retract", "late_visits"])
+    words, found = ["correct", "--id", "two", "--retract", "late_visits"], list[Any]()
+    job_main(counts, visits.checkpoint, words)
     assert contents(redis_url, "visits") == visits.truth()
+    counts = declared(spark, visits, redis_url)
+    counts.newValuesStream().foreachBatch(lambda rows, number: found.append((number, rows.count())))
+    for word in ("--emit", "--no-emit"):
+        job_main(counts, visits.checkpoint, [*words, word])
+        assert found == [(-2, 1)]
 
 
 def test_what_a_job_cannot_do_ends_with_2_and_the_message(spark, visits, tmp_path, capsys):

@@ -505,6 +505,67 @@ def test_a_driver_that_is_killed_in_a_task_leaves_nothing_behind(spark, visits, 
     assert contents(url, "visits") == counted(FIRST, LATE)
 
 
+class Passed:
+    """A function behind a state: the rows that it got, by number. It fails ``failures`` times at first."""
+
+    def __init__(self, failures: int = 0) -> None:
+        self.rows: dict[int, list[Any]] = {}
+        self.failures = failures
+
+    def __call__(self, rows: Any, number: int) -> None:
+        if self.failures:
+            self.failures -= 1
+            raise ValueError("the sink is away")
+        assert number not in self.rows
+        self.rows[number] = sorted(map(tuple, rows.collect()))
+
+
+def test_functions_get_the_new_values_of_a_correction_once_it_counts(spark, visits, url, state):
+    new, both, state = Passed(failures=1), Passed(), declared(spark, visits, url)
+    state.newValuesStream().foreachBatch(new)
+    state.newValuesStream(old=True).foreachBatch(both)
+    before, users = ledger(url), [row for row in FIRST if row[0] == "u5"]
+    rows = {"add": frame(spark, LATE), "retract": frame(spark, WRONG + users)}
+    with pytest.raises(errors.UsageError, match=r"functions get the new values of state 'visits'.*emit=True, or emit"):
+        state.correct(**rows, id="a")
+    assert ledger(url) == before
+    with pytest.raises(ValueError, match="the sink is away"):
+        state.correct(**rows, id="a", emit=True)
+    right = counted(FIRST, LATE, gone=WRONG + users)
+    assert contents(url, "visits") == right
+    assert state.correct(**rows, id="a", emit=True).was_done
+    was = counted(FIRST)
+
+    def values(of: dict[Any, Any], user: str) -> tuple[Any, Any]:
+        value = of.get((user,), {"visits": None, "bytes": None})
+        return value["visits"], value["bytes"]
+
+    written = sorted(["u1", "new", "u2", "u3", "u4", "u5"])
+    assert new.rows == {-1: [(user, *values(right, user)) for user in written]}
+    assert both.rows == {-1: [(user, *values(right, user), *values(was, user)) for user in written]}
+    state.correct(add=frame(spark, LATE), id="b", emit=False)
+    state.correct(add=frame(spark, LATE[:1]), id="c", emit=True)
+    assert new.rows.keys() == both.rows.keys() == {-1, -3}
+    assert [row[:2] for row in new.rows[-3]] == [("u1", values(right, "u1")[0] + 2)]
+
+
+def test_no_function_is_called_where_a_batch_has_written_what_the_correction_wrote(spark, visits, url, state):
+    passed, rows, state = Passed(), frame(spark, LATE), declared(spark, visits, url)
+    state.newValuesStream().foreachBatch(passed)
+    state.correct(add=rows, id="a", emit=False)
+    visits.put("2", [("u1", 5), ("u6", 7)])
+    run(declared(spark, visits, url), visits)
+    for way_of in (state, declared(spark, visits, url, n=Count())):
+        if way_of is not state:
+            way_of.newValuesStream().foreachBatch(passed)
+        before = ledger(url)
+        with pytest.raises(errors.UsageError, match="counts, as txid .* (1 of the 3 keys|declares other fields)"):
+            way_of.correct(add=rows, id="a", emit=True)
+        assert ledger(url) == before
+    assert not passed.rows
+    assert state.correct(add=rows, id="a", emit=False).was_done
+
+
 # What is refused
 
 
@@ -528,13 +589,6 @@ REFUSED: dict[str, Callable[..., Any]] = {
         .groupBy("user_id")
         .persistentAggregate(opaque(url, name="s"), visits=Count())
     ),
-    "functions get its new values, and": lambda rows, url: (
-        rows.tumblingWindow(5, timestampField="bytes")
-        .groupBy("user_id")
-        .persistentAggregate(opaque(url, name="w"), visits=Count())
-        .firedWindowsStream()
-        .foreachBatch(lambda df, batch_id: None)
-    ),
     "functions or states of your own": lambda rows, url: _with_late(
         rows.tumblingWindow(5, timestampField="bytes")
         .groupBy("user_id")
@@ -544,12 +598,6 @@ REFUSED: dict[str, Callable[..., Any]] = {
         rows.rollingWindows((10, 1), LIFETIME, timestampField="bytes")
         .groupBy("user_id")
         .persistentAggregate(opaque(url, name="r"), visits=Count())
-    ),
-    "functions get its new values": lambda rows, url: (
-        rows.groupBy("user_id")
-        .persistentAggregate(opaque(url), visits=Count())
-        .newValuesStream()
-        .foreachBatch(lambda df, batch_id: None)
     ),
     "it follows another state": lambda rows, url: (
         rows.groupBy("user_id")

@@ -143,6 +143,38 @@ def test_rows_are_added_to_windows_final_or_not_and_batches_go_on(spark, clicks,
     assert vacuum(url, "windows").unreadable == 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_final_window_that_a_correction_changed_is_passed_on_whole(spark, clicks, url, kind):
+    begun(spark, clicks, url, kind)
+    state, fired, touched = clicks.windowed(spark, url, kind), {}, {}
+    state.firedWindowsStream().foreachBatch(lambda rows, number: fired.update({number: rows.collect()}))
+    if kind == "tumbling":
+        state.newValuesStream().foreachBatch(lambda rows, number: touched.update({number: rows.collect()}))
+    mark, purged, oracle = ledger(url).final_mark(), ledger(url).windows.purged, Oracle(*_sizes(kind))
+    for number, rows in (
+        (-1, [Row(purged + 6, "new", 1), Row(purged + 6, "y", 1), Row(purged + 26, "z", 2)]),
+        (-2, late(url)),
+    ):
+        done = state.correct(add=frame(spark, rows), id=str(number), emit=True)
+        clicks.rows += rows
+        ends = {end for row in rows for end in oracle.ends(row.at) if purged < end <= mark}
+        right: dict[Any, list[int]] = {}
+        for row in clicks.rows:
+            for end in ends.intersection(oracle.ends(row.at or 0)):
+                right.setdefault((end, row.user), []).append(row.n)
+        found = {(row.window_end, row.user): (row.rows, row.total) for row in fired.pop(number)}
+        assert ends
+        assert found == {key: (len(own), sum(own)) for key, own in right.items()}
+        if kind == "tumbling":
+            assert len(touched.pop(number)) == done.keys
+    state.correct(add=frame(spark, [Row(299, "x", 1)]), id="open", emit=True)  # its windows have not fired
+    assert not fired
+
+
+def _sizes(kind: str) -> tuple[int, int]:
+    return CONFIGS[kind].length, CONFIGS[kind].slide
+
+
 def panes(url: str) -> set[str]:
     """Those that have a record of a value, where a purge may remove them."""
     store: Any = resolve(url).open("windows")

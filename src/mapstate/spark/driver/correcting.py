@@ -12,11 +12,13 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import replace
+from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from mapstate.aggregators.columns import column_of
+from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.retraction import SIGN, correctable
 from mapstate.backends import opened
 from mapstate.backing_map import close_if_possible
@@ -34,12 +36,13 @@ from mapstate.protocol.rolling import RollingDefinition
 from mapstate.protocol.seeding import first_pane
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.upkeep import begin_operator
-from mapstate.protocol.windows import LATEST
+from mapstate.protocol.windows import LATEST, WindowCommit
 from mapstate.schema import time_text
 from mapstate.spark.driver.access import access_of, configured, is_connect
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once, through
 from mapstate.spark.driver.job import Branch, StreamPlan
+from mapstate.spark.driver.new_values import read_back
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.seeding import why_not_apart
 from mapstate.spark.driver.spark35 import calls
@@ -89,34 +92,57 @@ def correct(
     id: str,  # noqa: A002  as the method has it
     add: DataFrame | None,
     retract: DataFrame | None,
+    emit: bool | None,
     take_over: bool,
 ) -> Corrected:
     """See `PersistentAggregate.correct`. ``df`` is the stream, and ``branch`` the state."""
     given = {name: frame for name, frame in (("add", add), ("retract", retract)) if frame is not None}
     _check(plan, df, branch, id, given)
+    has_functions = bool(branch.downstream or branch.fired)
+    if emit is None and has_functions:
+        raise UsageError(
+            f"functions get the new values of state {branch.job.spec.state!r}. Nothing was written. Say whether they "
+            "are called with those of the correction: emit=True, or emit=False. See docs/life.md#correct"
+        )
+    with opened(branch.job.spec.backend, branch.job.spec.state) as store:
+        done = _corrected(store, df, branch, id=id, add=add, retract=retract, take_over=take_over)
+        if emit and has_functions:
+            _emit(store, branch, next(iter(given.values())), done)
+    return done
+
+
+def _corrected(
+    store: Any,
+    df: DataFrame,
+    branch: Branch,
+    *,
+    id: str,  # noqa: A002
+    add: DataFrame | None,
+    retract: DataFrame | None,
+    take_over: bool,
+) -> Corrected:
     job, make_driver = branch.job, branch.make_driver or StateDriver
-    with opened(job.spec.backend, job.spec.state) as store:
-        check_able(store, job.spec.state, "correction")
-        seen = read_ledger(store, job.spec.state)  # raises the better error if there is no ledger
-        entry = _listed(read_list(store, seen), id)
-        if entry is not None:  # the job may be another one by now
-            with _given(df, add, retract) as rows:
-                return _done_before(job.spec.state, entry, _digest_of(rows))
-        if retract is not None:
-            signed = correctable(job.aggregators, seen.first_fields(fenced=isinstance(store, FencedWrites)))
-            job = replace(job, aggregators=signed, columns={**job.columns, SIGN: "int"})
-        state = make_driver(Branch(job, make_driver=branch.make_driver))
-        correction = _Correction(store, state, id, take_over=take_over)
-        correction.check(correction.ledger.remember())
-        if not access_of(df).is_local():
-            check_executors(df, [branch])
+    check_able(store, job.spec.state, "correction")
+    seen = read_ledger(store, job.spec.state)  # raises the better error if there is no ledger
+    entry = _listed(read_list(store, seen), id)
+    if entry is not None:  # the job may be another one by now
         with _given(df, add, retract) as rows:
-            digest = _digest_of(rows)
-            taken = _taken(rows, branch, [sign for sign, part in ((1, add), (-1, retract)) if part is not None])
-            # The checks and the attempt are of the same rows, also where a step does not give the same twice.
-            computed = _computed(taken) if branch.steps else nullcontext(taken)
-            with computed as frame, closing(_Opened(state)):
-                return correction.run(frame, digest, RetryPolicy([job.spec], access_of(df).may_go_on))
+            return _done_before(job.spec.state, entry, _digest_of(rows))
+    if retract is not None:
+        signed = correctable(job.aggregators, seen.first_fields(fenced=isinstance(store, FencedWrites)))
+        job = replace(job, aggregators=signed, columns={**job.columns, SIGN: "int"})
+    state = make_driver(Branch(job, make_driver=branch.make_driver))
+    correction = _Correction(store, state, id, take_over=take_over)
+    correction.check(correction.ledger.remember())
+    if not access_of(df).is_local():
+        check_executors(df, [branch])
+    with _given(df, add, retract) as rows:
+        digest = _digest_of(rows)
+        taken = _taken(rows, branch, [sign for sign, part in ((1, add), (-1, retract)) if part is not None])
+        # The checks and the attempt are of the same rows, also where a step does not give the same twice.
+        computed = _computed(taken) if branch.steps else nullcontext(taken)
+        with computed as frame, closing(_Opened(state)):
+            return correction.run(frame, digest, RetryPolicy([job.spec], access_of(df).may_go_on))
 
 
 class _Correction:
@@ -224,6 +250,56 @@ def _done_before(state: str, entry: ListEntry, digest: str) -> Corrected:
     return Corrected(state, entry.id, entry.txid, entry.rows, entry.keys, was_done=True)
 
 
+def _emit(store: Any, branch: Branch, rows: DataFrame, done: Corrected) -> None:
+    """Calls the functions behind the state with what a correction has written, and with its windows that are final.
+
+    Their batch has the number -1 less that of the correction's entry. Raises UsageError where some of what it has
+    written is not there any more as it was written, or the job declares other fields: nothing tells what to pass on.
+    """
+    record = read_ledger(store, done.state)
+    entries, last = of_kind(read_list(store, record), "correction"), record.last_commit
+    number = next((-1 - i for i, entry in entries.items() if entry.txid == done.txid), None)
+    if number is None or last is None:
+        raise _not_emitted(done, "it was taken back meanwhile")
+    if record.fields != branch.job.fields:
+        raise _not_emitted(done, "the job declares other fields than the state has")
+    state = (branch.make_driver or StateDriver)(branch)
+    frame = state.keyed(through(branch.steps, rows, None))
+    commit = msgspec.structs.replace(last, txid=done.txid, keys=done.keys)
+    fields = Fields(record.fields, branch.job.aggregators)
+    new_values, missing = read_back(frame, branch.job.spec, fields, record, commit, old=state.retracts)
+    if missing:
+        raise _not_emitted(done, f"{missing} of the {done.keys} keys that it wrote have been written or removed since")
+    state.committed_as = done.txid
+    state.emit(new_values, number)
+    if isinstance(state, WindowedState) and branch.fired:
+        parts = [state.fired(frame, record, windows) for windows in _final_windows(state, new_values, record)]
+        frames = [part.rows for part in parts if part.has_windows]
+        for function in branch.fired if frames else ():
+            state.pass_on(function, reduce(type(frames[0]).unionByName, frames), number)
+
+
+def _not_emitted(done: Corrected, why: str) -> UsageError:
+    return UsageError(
+        f"state {done.state!r}: the correction {done.id!r} counts, as txid {done.txid}, but {why}. So no function was "
+        "called. Read what was corrected, and pass it on by hand; emit=False calls none.",
+        state=done.state,
+    )
+
+
+def _final_windows(state: WindowedState, new_values: DataFrame, record: LedgerRecord) -> list[WindowCommit]:
+    """The final windows of the panes that have new values, each run of them as if a batch had fired it."""
+    from pyspark.sql import functions as F
+
+    panes, column = windows_of_ledger(record).definition.panes, state.windows.column
+    number = F.col(column) if state.windows.type == "bigint" else F.unix_micros(column)
+    changed, final = new_values.select(number).distinct().collect(), panes.floor(record.final_mark())
+    ends = {end for (pane,) in changed for end in panes.ends(pane) if end <= final}
+    starts = sorted(end for end in ends if end - panes.slide not in ends)
+    stops = sorted(end for end in ends if end + panes.slide not in ends)
+    return [WindowCommit(before=start - 1, watermark=stop) for start, stop in zip(starts, stops, strict=True)]
+
+
 class _Opened:
     """The store that a state's driver has opened for itself, until it is closed."""
 
@@ -275,8 +351,6 @@ def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Ma
         raise UsageError("correct takes rows that are there, and no stream: read them with spark.read.")
     spec = branch.job.spec
     whys = [] if branch in plan.branches else ["it follows another state"]
-    if branch.downstream or branch.fired:
-        whys.append("functions get its new values, and would lack those of the correction")
     definition = None if branch.job.windows is None else branch.job.windows.definition
     if isinstance(definition, RollingDefinition):
         whys.append("it has rolling windows")

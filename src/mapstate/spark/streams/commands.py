@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +62,8 @@ def _parser() -> ArgumentParser:
     correct.add_argument("--format", metavar="FORMAT", help="of the path: parquet, csv, json, delta, ...")
     said = "of the format, such as header=true; once for each"
     correct.add_argument("--option", metavar="K=V", action="append", default=[], type=_option, help=said)
+    said = "call the functions that get the state's new values; or --no-emit"
+    correct.add_argument("--emit", action=BooleanOptionalAction, help=said)
     correct.add_argument("--take-over", action="store_true", help="leave an attempt behind whose driver is gone")
     correct.set_defaults(does=_correct)
     return parser
@@ -100,7 +102,7 @@ def _correct(declared: Any, _: str, given: Namespace) -> None:
         raise UsageError("an --option is of a --format, and a table has none. Nothing was written.")
     names = {"add": given.add, "retract": given.retract}
     parts = {part: _rows(declared.query.df, name, given) for part, name in names.items() if name is not None}
-    print(declared.correct(id=given.id, take_over=given.take_over, **parts))  # noqa: T201
+    print(declared.correct(id=given.id, emit=given.emit, take_over=given.take_over, **parts))  # noqa: T201
 
 
 def _rows(stream: DataFrame, name: str, given: Namespace) -> DataFrame:

@@ -139,6 +139,7 @@ class PersistentAggregate(OfQuery):
         id: str,  # noqa: A002  as every correction is told by it
         add: DataFrame | None = None,
         retract: DataFrame | None = None,
+        emit: bool | None = None,
         take_over: bool = False,
     ) -> Corrected:
         """Adds rows that never came, and takes back rows that were counted, in one attempt of its own. Driver.
@@ -152,6 +153,9 @@ class PersistentAggregate(OfQuery):
         ``add``        rows to count
         ``retract``    rows to take back, of a state that keeps `Count`, `Sum` and `Avg` only. Nothing tells whether
                        each was counted, unless a number falls below 0: that is refused
+        ``emit``       of a state whose new values or fired windows go to functions: whether these are called, at least
+                       once, with the keys that the correction wrote, and with each final window of which it changed
+                       a part. In the place of a batch's number they get -1 less the number of the entry in the ledger
         ``take_over``  leaves an attempt in flight behind, whose driver is gone for good
 
         Returns a `Corrected`. Raises ConfigurationError for a state that cannot be corrected and for an aggregator that
@@ -161,7 +165,8 @@ class PersistentAggregate(OfQuery):
         from mapstate.spark.driver.correcting import correct
 
         query = self.query
-        return correct(query.plan, query.df, self.branch, id=id, add=add, retract=retract, take_over=take_over)
+        rows = {"add": add, "retract": retract}
+        return correct(query.plan, query.df, self.branch, id=id, **rows, emit=emit, take_over=take_over)
 
     def on_batch(self, function: OnBatch) -> Self:
         """Call ``function`` with each batch's `BatchReport`. Returns self.
