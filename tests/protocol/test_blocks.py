@@ -563,7 +563,6 @@ def test_what_has_no_blocks_is_refused_with_its_reason():
     assert opaque(spec.backend, "s", blocks=20, serializer="blocks:20") == spec
     for options, why in (
         ({"ttl": 3.0}, "a ttl"),
-        ({"changes": 3}, "a change log"),
         ({"serializer": "json"}, "written as json"),
         ({"blocks": 0}, "blocks is an int"),
         ({"blocks": True}, "blocks is an int"),

@@ -9,18 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import full
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import functions as F
 from spark_fixtures import DATA_SOURCE, run_job
 from visits_job import at_last, started
 
 from mapstate import Count, Last, Max, Sum, TumblingDurationWindow, newStream, opaque, open_reader
-from mapstate.backends import resolve
-from mapstate.errors import ConfigurationError, CorruptStoreError
+from mapstate.backends import opened, resolve
+from mapstate.errors import ConfigurationError, CorruptStoreError, MapStateError
 from mapstate.operations.checkpoint import rewind
+from mapstate.operations.doctor import examine
+from mapstate.operations.forget import forget
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
-from mapstate.testing import Fail, FaultyBackend
+from mapstate.protocol.stored_ledger import record_pages
+from mapstate.testing import Commits, Fail, FaultyBackend
 
 pytestmark = [pytest.mark.spark, DATA_SOURCE]
 
@@ -65,7 +69,7 @@ class Copy:
         self.frame = spark.readStream.format("mapstate").options(url=url, state=state, **options).load()
         self.checkpoint = f"{path}/following"
         self.folder = path / "followed"
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     @property
     def batches(self):
@@ -99,20 +103,23 @@ def contents(url, state="totals"):
         return {key[0]: tuple(value.values()) for key, value in reader.scan()}
 
 
-def test_a_stream_has_the_state_at_first_and_then_what_each_commit_wrote(spark, url, orders, tmp_path):
+@pytest.mark.parametrize("blocks", [None, 2])
+def test_a_stream_has_the_state_at_first_and_then_what_each_commit_wrote(blocks, spark, url, orders, tmp_path):
     orders.come(("DE", 1), ("FR", 2))
-    orders.count(spark, url)
+    orders.count(spark, url, blocks=blocks)
     copy = Copy(spark, url, tmp_path)
     assert copy.frame.dtypes == [("country", "string"), ("total", "bigint"), ("orders", "bigint")]
     assert copy.catch_up() == {"DE": (1, 1), "FR": (2, 1)}
     orders.come(("DE", 10))
     orders.come(("IT", 3), ("DE", 1))
-    orders.count(spark, url)
+    orders.count(spark, url, blocks=blocks)
     assert copy.catch_up() == {"DE": (12, 3), "IT": (3, 1)}, "not those that nobody wrote, and each once"
     done = len(copy.batches)
     copy.catch_up()
     assert copy.batches[done:] in ([], [{}]), "nothing was written since"
     assert copy.rows == contents(url)
+    found = {found.subject: found.severity for found in examine(url, "totals")}
+    assert (found["records"], found["keys"]) == ("ok", "ok"), "the log is neither"
 
 
 def test_a_stream_may_begin_with_what_comes(spark, url, orders, tmp_path):
@@ -224,7 +231,8 @@ def test_a_state_applied_on_the_driver_and_one_that_follows_keep_their_changes(s
         assert dict(map(tuple, spark.table(f"found_{state}").collect())) == expected
 
 
-def test_a_follower_of_a_seed_begins_with_all_of_it_and_misses_nothing_after(spark, url, orders, tmp_path):
+@pytest.mark.parametrize("blocks", [full(None), 2])
+def test_a_follower_of_a_seed_begins_with_all_of_it_and_misses_nothing_after(blocks, spark, url, orders, tmp_path):
     orders.come(("DE", 1), ("FR", 2), ("IT", 5))
 
     def state(backend, *, fails=False):
@@ -232,7 +240,7 @@ def test_a_follower_of_a_seed_begins_with_all_of_it_and_misses_nothing_after(spa
         stream = newStream("totals", source).transform(
             lambda df: df.where(F.raise_error(F.lit("no")).cast("boolean")) if fails else df
         )
-        spec = opaque(backend, changes=1000, max_attempts=1)
+        spec = opaque(backend, changes=1000, max_attempts=1, blocks=blocks)
         return stream.groupBy("country").persistentAggregate(spec, total=Sum("n"), orders=Count())
 
     place = str(tmp_path / "checkpoint")
@@ -279,6 +287,156 @@ def test_a_state_that_counts_what_another_ones_change_log_brings_is_seeded_with_
     assert contents(url, "copied") == contents(url) == {"DE": (11, 2), "FR": (2, 1), "ES": (4, 1)}
 
 
+class Version:
+    """A state with a change log, and three who follow it, more or less often."""
+
+    def __init__(self, spark, url, folder, name, blocks):
+        self.spark, self.url, self.folder, self.name, self.blocks = spark, url, folder, name, blocks
+        self.faults = 0
+        self.open()
+        self.batch([("u1", 1)], 0)
+        with open_reader(url, name) as reader:
+            self.copies = [dict(reader.scan()) for _ in range(3)]
+            self.positions = [reader.position() for _ in range(3)]
+
+    def open(self, *faults, **options):
+        """As a driver does that is started again."""
+        self.faults += 1
+        folder = self.folder / f"{self.name}-{self.faults}"
+        folder.mkdir()
+        backend = FaultyBackend(resolve(self.url), folder, faults)
+        spec = opaque(backend, self.name, blocks=self.blocks, changes=1000, **options)
+        rows = newStream("rows", self.spark.createDataFrame([], ROWS)).groupBy("user_id")
+        self.state = rows.persistentAggregate(spec, total=Sum("n"), most=Max("n"))
+
+    def batch(self, rows, batch_id):
+        self.state(self.spark.createDataFrame(rows, ROWS).repartition(3), batch_id)
+
+    def fails(self, rows, batch_id, fault):
+        self.open(fault, max_attempts=1, patience=0)
+        with pytest.raises(MapStateError, match="a test's fault"):
+            self.batch(rows, batch_id)
+        self.open()
+
+    def roll_back(self):
+        Ledger(resolve(self.url).open(self.name), self.name).rollback()
+        self.open()
+
+    def vacuum(self):
+        vacuum(self.url, self.name, take_over=True)
+        self.open()
+
+    def forget(self, user, name):
+        return forget(self.url, self.name, {"user_id": user}, id=name).keys
+
+    def correct(self, rows, name):
+        return self.state.correct(id=name, add=self.spark.createDataFrame(rows, ROWS)).keys
+
+    def follow(self, at, unsure=()):
+        """The keys that changed since, which one of those who follow reads, but for keys of which nobody is sure."""
+        with open_reader(self.url, self.name) as reader:
+            start, self.positions[at] = self.positions[at], reader.position()
+            keys = reader.changed_keys(start, self.positions[at])
+            assert len({*keys}) == len(keys)
+            for key, value in zip(keys, reader.multi_get(keys), strict=True):
+                self.copies[at].pop(key, None)
+                if value is not None:
+                    self.copies[at][key] = value
+            assert self.copies[at] == dict(reader.scan())
+        return sorted((key for key in keys if key not in unsure), key=repr)
+
+
+def test_a_key_of_a_block_that_is_forgotten_is_named_until_followers_have_read_of_it(spark, url, orders, tmp_path):
+    def named():
+        with opened(resolve(url), "totals") as store:
+            pages = [page for page in record_pages(store, 1000, index=True) if page]
+            return [
+                key for page in pages for key, data in zip(page, store.multi_get(page), strict=True) if b"DE" in data
+            ]
+
+    orders.come(("DE", 1), ("FR", 2), ("IT", 3))
+    orders.count(spark, url, blocks=1)
+    copy, late = Copy(spark, url, tmp_path), Copy(spark, url, tmp_path / "late")
+    assert copy.catch_up() == late.catch_up() == {"DE": (1, 1), "FR": (2, 1), "IT": (3, 1)}
+    done = forget(url, "totals", {"country": "DE"}, id="ticket")
+    assert done.keys == 1
+    assert done.log_until is not None
+    assert copy.catch_up() == {"DE": (None, None)}, "and no other key of its block"
+    assert len(named()) == 2, "the logs of its batch and of its removal"
+    assert forget(url, "totals", {"country": "DE"}, id="ticket", followers_have=0).log_until is None
+    assert named() == []
+    with pytest.raises(PySparkException, match="ChangesGoneError"):
+        late.catch_up()
+    orders.come(("DE", 5))
+    orders.count(spark, url, blocks=1)
+    assert copy.catch_up() == {"DE": (5, 1)}
+    assert copy.there() == contents(url)
+
+
+ROWS = "user_id string, n bigint"
+USERS = [None, "a|b", "line\nfeed", "é", *(f"u{at}" for at in range(12))]
+
+
+@pytest.mark.parametrize("seed", [0, *map(full, range(1, 20))])
+def test_the_changes_of_blocks_are_those_of_a_record_per_key(seed, spark, url, tmp_path):
+    chance = random.Random(seed)
+    both = [Version(spark, url, tmp_path, f"v{blocks}", blocks) for blocks in (None, chance.choice((1, 4)))]
+    last, can_roll_back, unsure, forgotten = 0, True, [set(), set(), set()], set()
+
+    def in_both(act, *given):
+        first, second = (act(one, *given) for one in both)
+        assert first == second, (seed, act, given)
+
+    def rows():
+        return [(chance.choice(USERS), chance.choice((None, 1, -3, 2**40))) for _ in range(chance.choice((1, 4, 30)))]
+
+    def one_step(kind, name):
+        """The last batch after it, and whether that may be rolled back."""
+        if kind == "batch" or (kind == "roll back" and not (can_roll_back and last)):
+            in_both(Version.batch, rows(), last + 1)
+            return last + 1, True
+        if kind == "roll back":
+            if chance.random() < 0.5:
+                in_both(Version.follow, 0, unsure[0])  # and so has seen what is taken back now
+                unsure[0] = set()
+            in_both(Version.roll_back)
+            return last - 1, False
+        if kind == "fails":
+            came = rows()
+            fault = chance.choice(
+                (
+                    Fail(method="multi_put", call=1, times=None),  # nothing is there
+                    Fail(method="multi_put", call=2, times=None),  # all records and no log
+                    Fail(method="swap", where=Commits(last + 1), error=CorruptStoreError),  # all
+                    Fail(method="multi_put", call=1),  # what one task wrote, and not the other
+                )
+            )
+            in_part = bool(fault.times) and fault.method == "multi_put"
+            if in_part:
+                unsure[:] = [keys | {(user,) for user, _ in came} for keys in unsure]
+            in_both(Version.fails, came, last + 1, fault)
+            if in_part or chance.random() < 0.7:  # else it comes again and again, until a commit
+                in_both(Version.batch, rows(), last + 1)  # the replay has other rows
+                return last + 1, True
+        else:
+            user, known = chance.choice(USERS), [row for row in rows() if row[0] not in forgotten]
+            forgotten.update({user} if kind == "forget" else ())
+            given = {"vacuum": (), "forget": (user, name), "correct": (known or [("new", 1)], name)}
+            in_both(getattr(Version, kind), *given[kind])
+        return last, False
+
+    for step in range(12):
+        kind = chance.choice(["batch", "batch", "batch", "fails", "fails", "roll back", "vacuum", "forget", "correct"])
+        last, can_roll_back = one_step(kind, f"{kind}-{step}")
+        for at in range(3):
+            if chance.random() < 0.5:
+                in_both(Version.follow, at, unsure[at])
+                unsure[at] = set()
+    for at in range(3):
+        in_both(Version.follow, at, unsure[at])
+    assert contents(url, both[0].name) == contents(url, both[1].name)
+
+
 KILLS: dict[str, dict[str, Any]] = {
     "before the log's put": {"method": "multi_put", "call": 2},
     "after the log's put": {"method": "multi_put", "call": 2, "after": True},
@@ -292,12 +450,15 @@ KILLS: dict[str, dict[str, Any]] = {
 @pytest.mark.slow
 @pytest.mark.redis
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("number", [1, pytest.param(len(KILLS), marks=pytest.mark.full)])
+@pytest.mark.parametrize(
+    ("number", "blocks"), [(1, None), (1, 3), full(len(KILLS), None), full(len(KILLS), 3)], ids=str
+)
 def test_a_copy_is_right_whenever_the_driver_is_killed_and_replays_other_rows(
-    number, spark, visits, tmp_path, redis_url
+    number, blocks, spark, visits, tmp_path, redis_url
 ):
     url, steps = redis_url, random.sample(list(KILLS), number)
     options = {"url": url, "input": str(visits.input), "checkpoint": str(visits.checkpoint), "changes": 3}
+    options["blocks"] = blocks
     for at in range(4):
         visits.put(f"{at}", [(f"u{at}", at), ("all", 1)])
     assert started(spark, options).awaitTermination(240)

@@ -27,7 +27,7 @@ _MARK = "#"
 class ChangeLog(PaneIndex):
     """The keys that one task writes: collects them, and writes them at its end."""
 
-    def note(self, keys: Sequence[StoreKey], bases: Sequence[Any]) -> None:  # noqa: ARG002
+    def note(self, keys: Sequence[StoreKey], bases: Sequence[Any] = (), partials: Sequence[Any] = ()) -> None:  # noqa: ARG002
         """The keys of a chunk, all of which are written."""
         self.new.setdefault(f"{_MARK}{self.txid}", []).extend(map(str, keys))
 

@@ -168,21 +168,20 @@ class ListedKeys:
         return f"{pane_of(index_key.removeprefix(INDEX))[0]}|{rest}" in self
 
 
-def left_of(blocks: BlockCodec | None, keys: ListedKeys, record_key: StoreKey, value: Any) -> tuple[Any, int]:
-    """What is left of a record's value without these keys, and of how many of the state's keys it was.
+def left_of(blocks: BlockCodec | None, keys: ListedKeys, record_key: StoreKey, value: Any) -> tuple[Any, list[Any]]:
+    """What is left of a record's value without these keys, and which of the state's keys went.
 
     The record is one of the keys', of a pane index, or a block; ``blocks`` is the codec of a state with blocks.
     """
     if is_index_key(record_key):
         if blocks is not None:
-            return value, 0  # it names blocks, which stay
+            return value, []  # it names blocks, which stay
         rests = value if isinstance(value, list) else []
         named = [rest for rest in rests if isinstance(rest, str) and keys.has_rest(str(record_key), rest)]
-        return ([rest for rest in rests if rest not in named] if named else value), 0
+        return ([rest for rest in rests if rest not in named] if named else value), []
     if blocks is None:
-        return None, 1
-    block = blocks.without(record_key, value, keys)
-    return block, value.count - (0 if block is None else block.count)
+        return None, [record_key]
+    return blocks.without(record_key, value, keys)
 
 
 class Place(NamedTuple):

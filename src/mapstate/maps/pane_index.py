@@ -198,7 +198,7 @@ class PaneIndex:
         self._partition = partition
         self.new: dict[str, list[str]] = {}
 
-    def note(self, keys: Sequence[StoreKey], bases: Sequence[Any]) -> None:
+    def note(self, keys: Sequence[StoreKey], bases: Sequence[Any], partials: Sequence[Any] = ()) -> None:  # noqa: ARG002
         """The keys of a chunk, with their values before the batch."""
         if not contains_none(bases):
             return

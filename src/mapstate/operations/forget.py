@@ -364,7 +364,7 @@ class _Forgetting:
         survey = self._survey(seen, listed := ListedKeys(seen.keys, new.values()))
         attempt = self._ledger.begin_operator("forget", seen=seen)
         at_once = seen.type != "opaque"
-        last, has_log, count, blocks = seen.last_commit, False, 0, record_codec(seen).blocks
+        last, gone, count, blocks = seen.last_commit, list[StoreKey](), 0, record_codec(seen).blocks
         with writer_of(self._store, attempt.token, has_txids=seen.type != "non-transactional") as writer:
             if at_once:
                 count = self._purge(writer, seen, attempt, survey, listed)
@@ -372,15 +372,16 @@ class _Forgetting:
             for keys, values in self._values(writer, seen, attempt, [] if at_once else [*survey.own, *survey.shared]):
                 there = {key: value for key, value in zip(keys, values, strict=True) if value is not None}
                 left = [left_of(blocks, listed, key, value) for key, value in there.items()]
-                count += sum(number for _, number in left)
+                gone += [text for _, texts in left for text in texts]
                 records = [(attempt.txid, part, there[key]) for key, (part, _) in zip(there, left, strict=True)]
                 self._put(writer, seen, [*there], records)
-            if seen.changes is not None and seen.changes.kept and survey.own:
+            count += len(gone)
+            has_log = bool(seen.changes is not None and seen.changes.kept and gone)
+            if has_log:
                 form = index_codec(seen.serializer, seen.state)
                 log = ChangeLog(writer, form, attempt.view, attempt.txid, 0)
-                log.note(survey.own, [])
+                log.note(gone)
                 log.write()
-                has_log = True
             done = {
                 number: msgspec.structs.replace(
                     entry,
@@ -454,8 +455,8 @@ class _Forgetting:
             kept = values  # of an opaque state its first attempt took the keys: one that is there has come back
             if seen.type != "opaque":
                 pairs = zip(some, values, strict=True)
-                left = [(None, 0) if value is None else left_of(blocks, keys, key, value) for key, value in pairs]
-                count += sum(number for _, number in left)
+                left = [(None, []) if value is None else left_of(blocks, keys, key, value) for key, value in pairs]
+                count += sum(len(texts) for _, texts in left)
                 kept = [part for part, _ in left]
             self._put(writer, seen, some, [(txid, value, value) for value in kept])
         for some in batched(survey.log, _WRITE):

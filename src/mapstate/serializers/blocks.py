@@ -65,7 +65,6 @@ def form_of(spec: Any, *, native: bool) -> str:
         (f"it is {spec.type}, and keeps no value before", spec.type != "opaque"),
         (f"{spec.backend!r} has types of its own", native),
         ("it has a ttl, which is that of a whole record", spec.ttl is not None),
-        ("it keeps a change log", spec.changes is not None),
         (f"it is written as {spec.serializer}", spec.serializer not in ("auto", form)),
     ):
         if is_so:
@@ -369,14 +368,14 @@ class BlockCodec:
             return max(1, page_size // 32)  # nobody counts them
         return max(1, page_size * self._number // max(held or 0, self._number))
 
-    def without(self, name: Any, block: Block, keys: Any) -> Block | None:
-        """The block without some keys; itself if it has none of them."""
+    def without(self, name: Any, block: Block, keys: Any) -> tuple[Block | None, list[Any]]:
+        """The block without some keys, itself if it has none of them; and which of them it had."""
         texts = self.with_pane(name, rests := block.texts())
-        left = [i for i, text in enumerate(texts) if text not in keys]
-        if len(left) == len(texts):
-            return block
-        values = self.values(block)
-        return self.block("".join([f"{rests[i]}\n" for i in left]).encode(), [values[i] for i in left])
+        gone = {text: None for text in texts if text in keys}
+        if not gone:
+            return block, []
+        values, left = self.values(block), [i for i, text in enumerate(texts) if text not in gone]
+        return self.block("".join([f"{rests[i]}\n" for i in left]).encode(), [values[i] for i in left]), [*gone]
 
     def dumps(self, records: Sequence[Any]) -> list[bytes]:
         """Encode one document per record. Raises SerializationError."""

@@ -14,11 +14,12 @@ from mapstate.errors import INSIDE, ConfigurationError, IncompleteBatchError
 from mapstate.schema import Field, KeyField, KeyOrder
 from mapstate.serializers.value_types import INTEGERS, struct_parts
 from mapstate.spark.driver.apply import AttemptResult, Grouping
+from mapstate.spark.driver.changes import LoggedState
 from mapstate.spark.driver.event_time import TimedGrouping
 from mapstate.spark.driver.query_run import SET_BY_STREAMS
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.driver.windows import WindowedState
-from mapstate.spark.executor.block_task import BlockTask, PaneBlockTask, shared_block
+from mapstate.spark.executor.block_task import BlockTask, LoggedBlockTask, PaneBlockTask, shared_block
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
@@ -185,6 +186,12 @@ class BlockState(StateDriver):
         """See `StateDriver.report`."""
         self._has_many_rows = commit.rows > _MANY_ROWS * commit.keys
         return super().report(commit, *args)
+
+
+class LoggedBlockState(LoggedState, BlockState):
+    """A state whose spec says ``blocks`` and ``changes``: its log names keys."""
+
+    logged_task = LoggedBlockTask
 
 
 class PaneBlockState(BlockState, WindowedState):

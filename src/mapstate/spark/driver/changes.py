@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from mapstate.spark.driver.apply import AttemptResult
     from mapstate.spark.driver.frames import SentRows
     from mapstate.spark.driver.job import Branch
-    from mapstate.spec import StateSpec
 
 _MOST_REMOVED = 1000  # transactions; each batch removes one, and some more after attempts that failed
 
@@ -26,11 +25,13 @@ _MOST_REMOVED = 1000  # transactions; each batch removes one, and some more afte
 class LoggedState(StateDriver):
     """A state whose spec says ``changes``."""
 
+    logged_task: type[LoggedTask] = LoggedTask
+
     def __init__(self, branch: Branch) -> None:
         super().__init__(branch)
         self._opened: Any = None
         if self.spec.changes:
-            self.make_task = LoggedTask
+            self.make_task = self.logged_task
 
     def open(self) -> Any:
         """See `StateDriver.open`. Raises ConfigurationError for a store in which a log would grow without end."""
@@ -56,12 +57,3 @@ class LoggedState(StateDriver):
         width = max((report.partition + 1 for report in result.reports if report.keys), default=0)
         result.panes = PaneChange(purged=removed, width=width)
         return result
-
-
-def driver_of(spec: StateSpec) -> type[StateDriver] | None:
-    """The driver of a state with this spec, if it is no plain `StateDriver`."""
-    if spec.blocks is not None:
-        from mapstate.spark.driver.blocks import BlockState
-
-        return BlockState
-    return None if spec.changes is None else LoggedState

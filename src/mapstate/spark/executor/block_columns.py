@@ -82,6 +82,10 @@ class BlockRows:
             return False
         return True
 
+    def texts(self, *, is_plain: bool) -> list[str]:
+        """The key of each row."""
+        return self.columns[1].to_pylist() if is_plain else self.python[0]
+
     def lines(self, *, is_plain: bool) -> pa.StringArray:
         """The key texts, with a line feed behind each."""
         texts = self.columns[1] if is_plain else pa.array(self.python[0], pa.string())

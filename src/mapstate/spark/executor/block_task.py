@@ -12,11 +12,13 @@ import pyarrow as pa
 
 from mapstate.errors import DataError, IncompleteBatchError, KeyEncodingError, MapStateError, of_first_key, shown
 from mapstate.keys import KeyCodec, StoreKey
+from mapstate.maps.change_log import ChangeLog
 from mapstate.maps.opaque import CombineAll
 from mapstate.maps.serialized import Room
 from mapstate.schema import KeyField
 from mapstate.serializers.blocks import Block, BlockCodec, block_names, block_numbers
 from mapstate.spark.executor.block_columns import BlockColumns, BlockRows, merged
+from mapstate.spark.executor.logged_task import LoggedTask
 from mapstate.spark.executor.task import BatchTask, Chunk, TaskReport, arrow_to_python, slices
 from mapstate.spark.executor.window_task import WindowTask
 
@@ -146,6 +148,20 @@ class BlockTask(BatchTask):
             return merged(codec, [base], [([text], [partial])], self.fields.combine_all)
 
         return of_first_key(error, self.spec.state, texts, alone)
+
+
+class _LogOfBlocks(ChangeLog):
+    """The keys of all rows: those that a block's record gets a new value of."""
+
+    def note(self, keys: Sequence[StoreKey], bases: Sequence[Any] = (), partials: Sequence[Any] = ()) -> None:  # noqa: ARG002
+        rows, is_plain = partials[0]
+        super().note(rows.texts(is_plain=is_plain))
+
+
+class LoggedBlockTask(LoggedTask, BlockTask):
+    """The same of a state with a change log."""
+
+    make_log = _LogOfBlocks
 
 
 class PaneBlockTask(BlockTask, WindowTask):

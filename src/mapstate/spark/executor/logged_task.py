@@ -12,7 +12,9 @@ from mapstate.spark.executor.task import BatchTask
 class LoggedTask(BatchTask):
     """A task that also writes down which keys it has written. Picklable."""
 
+    make_log = ChangeLog
+
     def key_index(self, writer: Any, partition: int) -> ChangeLog:
         """See `BatchTask.key_index`. In a task's memory until its end: the text of its keys."""
         codec = index_codec(self.spec.serializer, self.spec.state)
-        return ChangeLog(writer, codec, self.view, self.txid, partition)
+        return self.make_log(writer, codec, self.view, self.txid, partition)

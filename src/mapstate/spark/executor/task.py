@@ -160,7 +160,7 @@ class BatchTask:
                 count, added = self.written(partials, bases, values)
                 delta += added
                 if index is not None:
-                    index.note(keys, bases)
+                    index.note(keys, bases, partials)
                 report.rows_done += rows
                 report.keys += count
                 if self.new_values is not None:

@@ -16,7 +16,7 @@ from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.retraction import SIGN, monotone_columns, retractable
 from mapstate.errors import INSIDE, ConfigurationError, DuplicateNameError, shown
 from mapstate.spark.driver.batch import BatchDriver
-from mapstate.spark.driver.changes import driver_of
+from mapstate.spark.driver.changes import LoggedState
 from mapstate.spark.driver.frames import through
 from mapstate.spark.driver.job import AfterCommit, Branch, Downstream, Follower, Job, OnBatch, Step, StreamPlan
 from mapstate.spark.driver.new_values import IS_THERE, OLD_COLUMN, WAS_THERE, new_values_type
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from mapstate.spark.driver.correcting import Corrected
+    from mapstate.spark.driver.state import StateDriver
 
 Kind = Literal["updates", "answers", "events"]
 Feed = Callable[[Downstream | Follower], None]
@@ -319,6 +320,15 @@ class NewValuesStream(Rows[PersistentAggregate]):
         else:
             signed(driver, branch, self.steps)
         return PersistentAggregate(query, branch, empty_frame(self.frame, self.schema), source=self.state)
+
+
+def driver_of(spec: StateSpec) -> type[StateDriver] | None:
+    """The driver of a state with this spec, if it is no plain `StateDriver`."""
+    if spec.blocks is not None:
+        from mapstate.spark.driver.blocks import BlockState, LoggedBlockState
+
+        return BlockState if spec.changes is None else LoggedBlockState
+    return None if spec.changes is None else LoggedState
 
 
 class _NewValueColumns:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Never, Self, Unpack, overload
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.backends import check_state_name
 from mapstate.errors import ConfigurationError, UsageError, check_names
-from mapstate.spark.driver.changes import driver_of
 from mapstate.spark.driver.executors import start_workers_as_here
 from mapstate.spark.driver.frames import through
 from mapstate.spark.driver.job import AfterCommit, Branch, Downstream, Job, Step
@@ -20,7 +19,7 @@ from mapstate.spark.steps.state_query import Queried
 from mapstate.spark.streams.counted import CountedStream
 from mapstate.spark.streams.grouped import GroupedStream
 from mapstate.spark.streams.partition_persist import PartitionPersist, update_task
-from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate
+from mapstate.spark.streams.persistent_aggregate import NewValuesStream, PersistentAggregate, driver_of
 from mapstate.spark.streams.query import OfQuery, Query, Startable
 from mapstate.spark.streams.rolling import RollingStream
 from mapstate.spark.streams.rows import Rows
