@@ -40,13 +40,17 @@ class DRPCClient:
             DRPCError: It failed, or was not answered; ``status`` is None where no answer came.
 
         """
+        data, document = args.encode(), None
         try:
-            status, body = self._asked(function, args.encode())
-            document = json.loads(body)
-        except (OSError, HTTPException, ValueError) as error:
+            status, body = self._asked(function, data)
+        except (OSError, HTTPException) as error:
             host, port = self._place
             raise DRPCError(f"{host}:{port} has not answered {function!r}: {error!r}", status=None) from error
-        if status != 200:
+        with suppress(ValueError):  # of a proxy, or of another server
+            document = json.loads(body)
+        if not isinstance(document, dict) or (status == 200) != ("result" in document):
+            document = {"detail": "this is no answer of a DRPC server, but of a proxy or of another server"}
+        if "result" not in document:
             raise DRPCError(f"{function!r} failed ({status}): {document.get('detail', '')}", status=status)
         return document["result"]
 

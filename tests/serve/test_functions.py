@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import islice
+from urllib.parse import unquote
 
 import pytest
 from openapi_spec_validator import validate
@@ -221,3 +223,43 @@ def test_the_command_and_the_client(url, module, tmp_path, monkeypatch):
             other.execute("total", "a")
         assert caught.value.status is None
         other.close()
+
+
+class Proxy(BaseHTTPRequestHandler):
+    """Answers each call with what its path says: ``/drpc/STATUS BODY``."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        status, _, body = unquote(self.path.removeprefix("/drpc/")).partition(" ")
+        self.send_response(int(status))
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body.encode())
+
+    def log_message(self, *_: object) -> None:
+        """Says nothing."""
+
+
+def test_an_answer_of_a_proxy_is_an_error_with_its_status():
+    """It was no answer, which a client sends again for ever; or an AttributeError."""
+    server = HTTPServer(("127.0.0.1", 0), Proxy)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    with DRPCClient("127.0.0.1", server.server_port) as client:
+        for status, body in (
+            (502, "<html>"),
+            (413, ""),
+            (500, '"no"'),
+            (502, '{"result": 1}'),
+            (200, "{}"),
+            (200, "[]"),
+        ):
+            with pytest.raises(DRPCError, match=rf"failed \({status}\): this is no answer of a DRPC server") as caught:
+                client.execute(f"{status} {body}")
+            assert caught.value.status == status
+        assert client.execute('200 {"result": null}') is None
+        with pytest.raises(UnicodeEncodeError):  # which no second call sends either
+            client.execute("200", "\ud800")
+    server.shutdown()
+    thread.join()
+    server.server_close()

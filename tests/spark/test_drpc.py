@@ -327,6 +327,22 @@ def test_rows_of_no_request_are_an_error_and_no_silence(spark):
             client.execute("before", "x")
 
 
+def test_two_columns_of_one_name_are_an_error_because_an_object_has_each_once(spark):
+    """The first of them was left out."""
+
+    def twice(requests: Stream) -> Stream:
+        return requests.transform(lambda rows: rows.select("request_id", F.lit(1).alias("n"), F.lit("b").alias("n")))
+
+    def two_ids(requests: Stream) -> Stream:
+        return requests.transform(lambda rows: rows.select(F.lit("0").alias("request_id"), "request_id"))
+
+    with serving(spark, twice=twice, two_ids=two_ids) as client:
+        for name, column in (("twice", "n"), ("two_ids", "request_id")):
+            with pytest.raises(DRPCError, match=f"'{column}', which the rows have more than once") as caught:
+                client.execute(name)
+            assert caught.value.status == 409
+
+
 @pytest.mark.slow
 def test_a_driver_that_is_killed_under_load_is_an_error_and_the_next_one_answers(tmp_path: Path, rounds):
     (tmp_path / "input").mkdir()

@@ -18,6 +18,7 @@ from mapstate.errors import ConfigurationError, UsageError, check_range, cut, mi
 from mapstate.spark.driver.access import access_of
 from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.executor.task import arrow_schema
+from mapstate.spark.steps.columns import column_names
 from mapstate.spark.streams.stream import Stream, newStream
 from mapstate.values import plain
 
@@ -259,10 +260,12 @@ class _Jobs:
         form = calls().from_ddl("request_id string, args string")
         requests = calls().from_arrow(self._spark)(pa.table([ids, list(args)], form.names), form)
         rows = self._steps(newStream(self._name, requests)).toDF()
-        if "request_id" not in rows.columns:
+        names = rows.columns
+        if "request_id" not in names:
             raise ConfigurationError(
-                f"the rows of the function {self._name!r} have no column request_id, but {', '.join(rows.columns)}"
+                f"the rows of the function {self._name!r} have no column request_id, but {', '.join(names)}"
             )
+        column_names(rows.schema, names, f"the result of the function {self._name!r}")  # an object has each name once
         kinds = {field.name: field.dataType.simpleString() for field in rows.schema}
         rows = _in_months(rows)
         access_of(rows).plan_rows()  # as for `collected`
