@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 import zlib
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.redis import RedisSentinelBackend, RedisUnixBackend
 from mapstate.backends.redis.connection import command
-from mapstate.capabilities import FenceToken
+from mapstate.capabilities import FenceToken, Swap
 from mapstate.errors import (
     ConfigurationError,
     FencedError,
@@ -277,6 +278,30 @@ def test_records_lie_in_their_hash_shard_in_redis_short_form(redis_url, name, si
         assert side_door.object("encoding", hash_name) in (b"listpack", b"ziplist")
     assert sorted(key for page in store.scan(70) for key in page) == sorted(keys)
     assert side_door.exists(name) == 0
+
+
+def test_who_makes_a_state_with_packed_records_is_told_what_to_take_and_who_has_one_is_not(redis_url, caplog):
+    plain: Any = resolve(redis_url).open("plain")
+    store: Any = resolve(f"{redis_url}&layout=packed&buckets=7").open("visits")
+    swaps = [Swap(plain, b"{}", None, OPEN), Swap(store, b"{}", None, OPEN)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DeprecationWarning, match=r"'visits' is made with layout=packed.*blocks=.*leave layout out"):
+            plain.swap_all(swaps)
+        assert plain.load() is store.load() is None, "where it is an error, it comes before anything is written"
+        store.probe()
+        for layout in ("string", "hash"):
+            move(resolve(f"{redis_url}&layout={layout}").open(layout), OPEN)
+    caplog.clear()
+    with pytest.warns(DeprecationWarning, match="layout=packed"):
+        assert plain.swap_all(swaps) is not None
+    assert [record.getMessage()[:25] for record in caplog.records] == ["state 'visits' is made wi"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        again: Any = resolve(f"{redis_url}&layout=packed&buckets=7").open("visits")
+        assert again.swap(b"{}", again.load()[1], LATER) is not None
+        again.writer(LATER).multi_put(["a"], [b"1"])
+        assert again.multi_get_with_ledger(["a"]) == (b"{}", [b"1"], b"{}")
 
 
 def test_a_server_without_memory_takes_none_of_a_packed_chunk(start_redis):

@@ -134,8 +134,8 @@ class RedisSettings:
 class OneServer(RedisSettings):
     """The parameters that are the same wherever one server holds all of a state.
 
-    ``layout``   "string": a Redis key per record. "hash": one Redis hash with all records. "packed": many small hashes,
-                 for less memory. Records in hashes have no ttl
+    ``layout``   "string": a Redis key per record. "hash": one Redis hash with all records. "packed", deprecated: many
+                 small hashes. Records in hashes have no ttl
     ``buckets``  with layout=packed: the number of hash shards, one for each 32 to 64 expected keys. Fixed when the
                  state is made, and checked from then on
     ``records``  where storm-redis left the records of a state: the name of its hash, or the prefix of each key, which

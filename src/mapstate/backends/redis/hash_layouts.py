@@ -2,8 +2,8 @@
 
 Redis keeps a hash of few short fields as one piece of memory (listpack; ziplist in Redis 6), without the dictionary
 entry, the object and the string header that a key of its own costs: half of the memory of a plain counter. No command
-reads fields of many hashes, so a chunk is sent as a script, which takes Redis longer than an MGET
-(``bench/redis_memory.py``).
+reads fields of many hashes, so a chunk is sent as a script, which takes Redis longer than an MGET. Blocks
+(`mapstate.serializers.blocks`) take less of both, so hash shards are deprecated.
 """
 
 from __future__ import annotations

@@ -375,8 +375,8 @@ def _packing(facts: RedisFacts) -> Iterator[Finding]:
     setting = f"{loose} of {len(forms)} hashes looked at are kept as hashtable"
     advice = (
         "Their memory is that of keys. A record or key is longer than hash-max-listpack-value, or a hash shard has "
-        "more than hash-max-listpack-entries (hash-max-ziplist-... in Redis 6): raise those, or make a state with more "
-        "shards (buckets=...). A hashtable stays one until the server is started again."
+        "more than hash-max-listpack-entries (hash-max-ziplist-... in Redis 6): raise those, or make a state with "
+        "blocks. A hashtable stays one until the server is started again."
     )
     yield Finding("warning" if loose else "ok", "packing", setting, expected, advice if loose else "")
 

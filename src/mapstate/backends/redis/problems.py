@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import warnings
 from collections import deque
 from collections.abc import Sequence
 
@@ -147,6 +149,16 @@ def another_layout(
         f"state {state!r} was made with {made}, and the URL says {wanted}: its records would not be found. Nothing was "
         f"written. Put the state's own {place}{'' if has_ledger else left}"
     )
+
+
+def warn_of_packed(state: str) -> None:
+    """Warn that a state is made with a layout that will go. In the log, too: Python shows its warning to few."""
+    text = (
+        f"state {state!r} is made with layout=packed, which is deprecated and will go. For little memory take "
+        "opaque(..., blocks=...); leave layout out for a state that has no blocks. See docs/redis.md#hashes"
+    )
+    logging.getLogger("mapstate").warning(text)
+    warnings.warn(text, DeprecationWarning, stacklevel=3)
 
 
 def too_large(state: str, subject: str, size: int, limit: int, key: str) -> TooLargeError:

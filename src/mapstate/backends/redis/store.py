@@ -19,7 +19,7 @@ from mapstate.backends.redis.connection import (
     token_text,
 )
 from mapstate.backends.redis.layout import Layout
-from mapstate.backends.redis.problems import another_layout
+from mapstate.backends.redis.problems import another_layout, warn_of_packed
 from mapstate.backends.redis.writer import Writer
 from mapstate.backing_map import IBackingMap, check_lengths
 from mapstate.capabilities import FenceToken, Swap
@@ -75,11 +75,10 @@ class RedisStore:
 
     def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         """See `LedgerReads.multi_get_with_ledger`: one round trip."""
-        ledger = self._get_ledger
         if not keys:
-            before, after = self._server.ask(ledger + ledger, 2)
+            before, after = self._server.ask(2 * self._get_ledger, 2)
             return before, [], after
-        records, (before, after) = self._checked(keys, ledger)
+        records, (before, after) = self._checked(keys, self._get_ledger)
         return before, records, after
 
     def load(self) -> tuple[bytes, Version] | None:
@@ -102,8 +101,7 @@ class RedisStore:
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""
-        done = self.swap_all([Swap(self, record, expected, fence)])
-        return None if done is None else done[0]
+        return next(iter(self.swap_all([Swap(self, record, expected, fence)]) or ()), None)
 
     def commit_domain(self) -> Hashable:
         """See `JointLedgers.commit_domain`: the server, its database and the user."""
@@ -111,6 +109,9 @@ class RedisStore:
 
     def swap_all(self, swaps: Sequence[Swap]) -> list[Version] | None:
         """See `JointLedgers.swap_all`: all ledgers under WATCH, one transaction. Errors: see `swap`."""
+        for swap in swaps:
+            if swap.expected is None and swap.store._layout_text.startswith(b"packed"):
+                warn_of_packed(swap.store._state)
         server, count = self._server, len(swaps)
         watch, layout = [swap.store._watch_ledger for swap in swaps], [swap.store._get_layout for swap in swaps]
         conn, replies = server.watched(watch[0], b"".join([*watch[1:], *layout, INFO]), 3 * count, optional=2)
@@ -220,8 +221,7 @@ class RedisStore:
         MGET replies nothing for a key of another type; raises CorruptRecordError for one. EXISTS finds it: for a few
         keys in the same round trip, for many only where records are absent. No check where the user may not run it.
         """
-        layout = self._layout
-        packed = layout.pack(keys)
+        packed = (layout := self._layout).pack(keys)
         exist = layout.exist(packed) if len(keys) <= _FEW else b""
         asked = around + layout.get(packed) + around + exist
         replies = self._server.ask(asked, 1 + 2 * bool(around) + bool(exist), optional=bool(exist))
