@@ -2,7 +2,8 @@
 
 A correction has an id. An operator looks whether the list has it, begins, writes the record and the entry of the list,
 and commits. It may die anywhere, and another one comes with the same id; or it only hangs, and goes on late. Drivers
-die and begin batches again, also committed ones, and what was done last is taken back where that is allowed.
+die and begin batches again, also committed ones, and what was done last is taken back where that is allowed. A recount
+first cuts a history at the last batch: what that comes to, with a row of its own, takes the place of the value.
 What has to be true is that each batch and each correction that is listed is in the value once, and that who was told
 that a correction is applied was told the truth.
 """
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from mapstate.protocol import upkeep, ways_back
+from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.schema import StateType
 from model.forgetting import BesideBatches, Driver, Used
 from model.protocol import LOST, STALE, ModelAttempt, Protocol, Record, Refused
@@ -33,6 +35,7 @@ class Correcting:
 
     ``drivers``, ``attempts``, ``rollbacks``  as in other worlds
     ``ids``  of the operators, who come one after the other; those before may still be at work
+    ``recounts``  the ids of those that recount
     """
 
     name: str
@@ -41,6 +44,7 @@ class Correcting:
     attempts: int = 2
     rollbacks: int = 1
     ids: tuple[int, ...] = (0, 0)
+    recounts: tuple[int, ...] = ()
 
     def start(self) -> _State:
         """Nothing is stored, nobody runs."""
@@ -64,13 +68,29 @@ class CorrectingProtocol(Protocol):
         """See `ways_back.rollback_last`."""
         return self._changed(lambda: ways_back.rollback_last(self.ledger(ledger)))
 
+    def check_still_at(self, ledger: int, position: int) -> int | Refused:
+        """See `upkeep.check_still_at`."""
+
+        def checked() -> LedgerRecord:
+            upkeep.check_still_at(self.ledger(ledger), self.ledger(position))
+            return self.ledger(ledger)
+
+        return self._changed(checked)
+
+    def rows_of_corrections(self, listed: tuple[int, ...]) -> tuple[int, ...]:
+        """The corrections whose rows a history has: all that are listed, else the recount is refused."""
+        return listed
+
     def is_applied(self, listed: tuple[int, ...], name: int) -> bool:
         """Whether an operator takes its correction for applied, by the ids that are listed."""
         return name in listed
 
 
 class _Operator(NamedTuple):
-    """``phase`` is "read list", "begin", "put", "list", "commit", "applied" or "gone"; ``number`` is of its entry."""
+    """``phase`` is "cut", "read list", "begin", "put", "list", "commit", "applied" or "gone"; ``number`` of its entry.
+
+    A recount has the ledger of its cut as its ``position``, and what the history then ``comes_to``.
+    """
 
     session: int
     id: int
@@ -78,6 +98,8 @@ class _Operator(NamedTuple):
     seen: int = 0
     number: int = 0
     attempt: ModelAttempt | None = None
+    position: int | None = None
+    comes_to: int = 0
 
 
 class _State(NamedTuple):
@@ -111,8 +133,9 @@ class CorrectingSteps(BesideBatches):
         if not state.ledger or self.protocol.ledger(state.ledger).last_commit is None:
             return
         if len(state.operators) < len(world.ids):
-            came = len(state.operators)
-            yield ("an operator comes",), state._replace(operators=(*state.operators, _Operator(came, world.ids[came])))
+            came, name = len(state.operators), world.ids[len(state.operators)]
+            operator = _Operator(came, name, "cut" if name in world.recounts else "read list")
+            yield ("an operator comes",), state._replace(operators=(*state.operators, operator))
         if used.rollbacks < world.rollbacks:
             yield from self._rollback(state)
         for at, operator in enumerate(state.operators):
@@ -132,10 +155,16 @@ class CorrectingSteps(BesideBatches):
     def _operator(self, state: _State, at: int, own: _Operator) -> tuple[Label, _State]:
         protocol, attempt, label = self.protocol, own.attempt, (f"operator {at}", own.phase, own.id)
         gone = state.with_operator(at, own._replace(phase="gone"))
-        if own.phase == "read list":
+        if own.phase in ("cut", "read list"):
             listed = self._listed(state)
             if protocol.is_applied(listed, own.id):
                 return (*label, "is applied before"), state.with_operator(at, own._replace(phase="applied"))
+            if own.phase == "cut":
+                rows = sum(4 ** (_FIRST + name) for name in (*protocol.rows_of_corrections(listed), own.id))
+                cut = own._replace(position=state.ledger, comes_to=self._batches(state) + rows)
+                return label, state.with_operator(at, cut._replace(phase="read list"))
+            if own.position is not None and isinstance(protocol.check_still_at(state.ledger, own.position), Refused):
+                return (*label, "the history was cut elsewhere"), gone
             looked = own._replace(phase="begin", seen=state.ledger, number=len(listed))
             return label, state.with_operator(at, looked)
         if own.phase == "begin":
@@ -151,7 +180,11 @@ class CorrectingSteps(BesideBatches):
             if own.phase == "list":
                 entries = self._entered(state, own.number, attempt, own.id)
                 return label, state.with_operator(at, own._replace(phase="commit"))._replace(entries=entries)
-            record = protocol.applied(attempt.view, attempt.txid, state.record, 4 ** (_FIRST + own.id))
+            rows = 4 ** (_FIRST + own.id)
+            if own.position is not None:  # the map adds, so what is there is taken out
+                before = protocol.shown(attempt.view, attempt.txid, state.record)
+                rows = own.comes_to - (before if isinstance(before, int) else 0)
+            record = protocol.applied(attempt.view, attempt.txid, state.record, rows)
             if isinstance(record, Refused):
                 return (*label, record.error), gone
             return label, state.with_operator(at, own._replace(phase="list"))._replace(record=record)
@@ -173,6 +206,11 @@ class CorrectingSteps(BesideBatches):
         found = [protocol.shown(view, newest, self._as_record(one)) for one in state.entries[: ledger.operations or 0]]
         return tuple(-1 if one is None else one for one in found)
 
+    def _batches(self, state: _State) -> int:
+        """What all rows of the batches that count come to."""
+        last = self.protocol.ledger(state.ledger).last_commit
+        return sum(4**batch for batch in range(0 if last is None else last.batch_id + 1))
+
     def _as_record(self, entry: Entry) -> Record:
         return entry
 
@@ -181,9 +219,8 @@ class CorrectingSteps(BesideBatches):
         if not state.ledger:
             return
         protocol = self.protocol
-        last, listed = protocol.ledger(state.ledger).last_commit, self._listed(state)
-        batches = range(0 if last is None else last.batch_id + 1)
-        right = sum(4**batch for batch in batches) + sum(4 ** (_FIRST + name) for name in listed if name >= 0) or None
+        listed = self._listed(state)
+        right = self._batches(state) + sum(4 ** (_FIRST + name) for name in listed if name >= 0) or None
         shown = protocol.shown(protocol.view(state.ledger), protocol.newest(state.ledger), state.record)
         if shown in (STALE, LOST) or shown != right:
             raise ViolationError(f"the value is {shown}, where {right} is right: corrections {listed}")

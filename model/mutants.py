@@ -688,6 +688,20 @@ class _BeginsUnderAnother(CorrectingProtocol):
         return super().begin_correction(ledger, session, ledger)
 
 
+class _RecountsElsewhere(CorrectingProtocol):
+    """A recount does not look whether the history was cut at the last batch."""
+
+    def check_still_at(self, ledger: int, position: int) -> int | Refused:
+        return ledger
+
+
+class _RecountsWithoutCorrections(CorrectingProtocol):
+    """A recount is of a history that lacks the rows of corrections."""
+
+    def rows_of_corrections(self, listed: tuple[int, ...]) -> tuple[int, ...]:
+        return ()
+
+
 class _ResolvedPerKey(SwappingProtocol):
     resolves = "key"
 
@@ -775,6 +789,7 @@ _FORGOTTEN = Forgetting(name="a key that is forgotten", attempts=2, rollbacks=0)
 _FORGOTTEN_ONCE = Forgetting(name="a key that is forgotten, a rollback", attempts=2, operators=1)
 _CORRECTED = Correcting(name="a correction that is repeated")
 _CORRECTED_TWICE = Correcting(name="two corrections", ids=(0, 1), rollbacks=2)
+_RECOUNTED = Correcting(name="a correction and a recount", ids=(0, 1), recounts=(1,))
 _TO_NEW, _THERE_AND_BACK = ("swap", 1), (("swap", 1), ("swap", None), ("swap", 1))
 _SWAPPED = Swapping(name="swaps beside batches", operators=(_TO_NEW, ("swap", None)), batches=(1, 1))
 _SWAPPED_AND_READ = Swapping(name="swaps and a reader", operators=_THERE_AND_BACK, calls=3)
@@ -1004,6 +1019,8 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant("a correction is taken back over a later attempt", _TakesACorrectionBackLate, _CORRECTED, "the value is"),
     Mutant("the id of a correction stays", _KeepsTheIdOfWhatIsTakenBack, _CORRECTED, "an entry that is none"),
     Mutant("a correction begins under another ledger", _BeginsUnderAnother, _CORRECTED, "the value is"),
+    Mutant("a recount over a batch that came since", _RecountsElsewhere, _RECOUNTED, "the value is"),
+    Mutant("a recount undoes corrections", _RecountsWithoutCorrections, _RECOUNTED, "the value is"),
     Mutant("the alias is looked at for each key", _ResolvedPerKey, _SWAPPED_AND_READ, "one call reads"),
     Mutant("the alias is looked at once", _ResolvedOnce, _SWAPPED_AND_READ, "a call that began after swap"),
     Mutant(

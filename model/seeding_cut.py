@@ -116,7 +116,7 @@ class World(OneLog):
     def starts(self, plan: BatchPlan) -> dict[tuple[str, str], int]:
         if self.mutant == "asked_start":
             return {("t", str(at)): start for at, start in enumerate(self.asked)}
-        return starts_of(plan)
+        return starts_of(plan.start)
 
     def history(self, plan: BatchPlan) -> list[str]:
         starts = self.starts(plan)

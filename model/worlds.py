@@ -147,6 +147,8 @@ SMALL: tuple[World | Together | Replans | Following | Forgetting | Correcting | 
     Forgetting(name="a key that is forgotten", attempts=2, operators=1),
     Correcting(name="a correction that is repeated"),
     Correcting(name="two corrections", ids=(0, 1), rollbacks=2),
+    Correcting(name="a recount that is repeated", recounts=(0,)),
+    Correcting(name="a correction and a recount", ids=(0, 1), recounts=(1,)),
     Swapping(name="swaps beside batches", operators=(_TO_NEW, ("swap", None)), batches=(1, 1)),
     Swapping(
         name="swaps and corrections", operators=(*_THERE_AND_BACK[:2], ("correct", 0), ("correct", 1)), batches=(1, 0)
@@ -383,6 +385,9 @@ LARGE: tuple[World | Together | Replans | Following | Forgetting | Correcting | 
     Following(name="a state that is followed for long", attempts=4),
     Forgetting(name="a key that is forgotten, and again", attempts=2),
     Correcting(name="two corrections that are repeated", ids=(0, 1, 0), attempts=3, rollbacks=2),
+    Correcting(
+        name="a recount and a correction that are repeated", ids=(0, 1, 0), recounts=(0,), attempts=3, rollbacks=2
+    ),
     Swapping(name="three swaps beside batches", operators=(_TO_NEW, ("swap", None), ("swap", 0)), batches=(2, 2)),
     Swapping(
         name="swaps, drops, batches and a reader",

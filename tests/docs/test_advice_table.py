@@ -78,6 +78,11 @@ ADVICE: dict[str, str] = {
     "life#correct": """
         spark/test_correct.py::test_it_is_there_once_after_a_crash_at_each_write
         spark/test_correct.py::test_a_key_without_rows_is_gone_and_more_than_was_counted_is_refused""",
+    "life#compute-keys-anew": """
+        spark/test_recount.py::test_a_history_that_does_not_end_where_the_last_batch_did_is_refused
+        spark/test_recount.py::test_where_nothing_tells_where_the_last_batch_ended_it_is_refused
+        spark/test_recount.py::test_a_batch_that_is_committed_while_the_history_is_read_is_not_lost
+        spark/test_recount.py::test_a_recount_that_would_undo_corrections_is_refused_until_they_are_named""",
     "windows#a-clock-or-a-row-that-is-wrong": """
         operations/test_windowed_operations.py::test_a_watermark_that_is_put_back_opens_what_is_not_gone_and_the_next_batch_drags_it_no_more""",
     "features#changes-at-a-restart": """

@@ -417,7 +417,7 @@ ICEBERG = {"position": 0, "scan_all_files": False, "snapshot_id": 7, "version": 
 
 
 def starts(*entries: Any, tables: bool = True) -> Any:
-    return cuts.starts_of(BatchPlan(json.dumps(entries), "[]"), tables=tables)
+    return cuts.starts_of(json.dumps(entries), tables=tables)
 
 
 def test_a_table_starts_at_its_first_version_or_snapshot():

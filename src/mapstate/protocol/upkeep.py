@@ -83,6 +83,20 @@ def check_operator(ledger: LedgerRecord, kind: OperatorKind) -> LedgerRecord:
     )
 
 
+def check_still_at(ledger: LedgerRecord, position: LedgerRecord) -> None:
+    """Check that nothing has been committed, or taken back, since a history was cut at the ledger ``position``.
+
+    A recount puts what the history comes to in the place of what is there, so a batch or a correction in between would
+    be lost. Raises FencedError.
+    """
+    if (ledger.last_txid, ledger.last_commit) != (position.last_txid, position.last_commit):
+        raise FencedError(
+            f"state {ledger.state!r} has changed since the history was read up to its last batch: a batch was "
+            "committed, or the last one was taken back. Nothing was written. Recount again, between two batches.",
+            state=ledger.state,
+        )
+
+
 def commit_operator(ledger: LedgerRecord, txid: int, done: Callable[[LedgerRecord], LedgerRecord]) -> LedgerRecord:
     """Commit an operator's attempt, and keep the last batch. A second call changes nothing. Raises FencedError.
 

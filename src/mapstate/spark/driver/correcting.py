@@ -1,4 +1,4 @@
-"""A correction of a state's past: rows that never came are added, rows that were counted are taken back. Driver.
+"""A correction of a state's past: rows are added or taken back, or keys are computed anew from a history. Driver.
 
 It is an operator's attempt, as a vacuum is, whose tasks run as those of a batch. It adds an entry to the state's list
 under an id: by that, and by a digest of the rows, it is there once, however often it is called. The rules of the ledger
@@ -19,6 +19,7 @@ import msgspec
 
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.recounted import PRESENT
 from mapstate.aggregators.retraction import SIGN, correctable
 from mapstate.backends import opened
 from mapstate.backing_map import close_if_possible
@@ -35,7 +36,7 @@ from mapstate.protocol.opening import open_ledger
 from mapstate.protocol.rolling import RollingDefinition
 from mapstate.protocol.seeding import first_pane
 from mapstate.protocol.stored_ledger import read_ledger
-from mapstate.protocol.upkeep import begin_operator
+from mapstate.protocol.upkeep import begin_operator, check_still_at
 from mapstate.protocol.windows import LATEST, WindowCommit
 from mapstate.schema import time_text
 from mapstate.spark.driver.access import access_of, configured, is_connect
@@ -43,7 +44,9 @@ from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once, through
 from mapstate.spark.driver.job import Branch, StreamPlan
 from mapstate.spark.driver.new_values import read_back
+from mapstate.spark.driver.recounting import Recount, set_up
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
+from mapstate.spark.driver.row_digest import check_digest, digest_of
 from mapstate.spark.driver.seeding import why_not_apart
 from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.driver.state import StateDriver
@@ -52,17 +55,9 @@ from mapstate.spark.driver.windows import WindowedState
 from mapstate.spark.executor.task import columns_to_python
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType
+    from pyspark.sql import DataFrame
 
 _MOST_NAMED = 5  # panes
-_NESTED = ("array", "map", "struct")
-_AS_JSON = {
-    "ignoreNullFields": "false",
-    "timeZone": "UTC",
-    "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX",
-    "timestampNTZFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSS",
-}
 _log = logging.getLogger("mapstate")
 
 
@@ -93,18 +88,26 @@ def correct(
     add: DataFrame | None,
     retract: DataFrame | None,
     emit: bool | None,
+    recount: Recount | None,
     take_over: bool,
 ) -> Corrected:
     """See `PersistentAggregate.correct`. ``df`` is the stream, and ``branch`` the state."""
     given = {name: frame for name, frame in (("add", add), ("retract", retract)) if frame is not None}
-    _check(plan, df, branch, id, given)
+    check_id("correction", id)
+    _check(plan, df, branch, given, recount)
     has_functions = bool(branch.downstream or branch.fired)
     if emit is None and has_functions:
         raise UsageError(
             f"functions get the new values of state {branch.job.spec.state!r}. Nothing was written. Say whether they "
             "are called with those of the correction: emit=True, or emit=False. See docs/life.md#correct"
         )
+    if emit and has_functions and recount is not None:
+        raise UsageError(
+            "a recount passes no new values on. Nothing was written. Say emit=False, and pass them by hand."
+        )
     with opened(branch.job.spec.backend, branch.job.spec.state) as store:
+        if recount is not None:
+            return _recounted(store, df, branch, recount, id=id, take_over=take_over)
         done = _corrected(store, df, branch, id=id, add=add, retract=retract, take_over=take_over)
         if emit and has_functions:
             _emit(store, branch, next(iter(given.values())), done)
@@ -127,7 +130,7 @@ def _corrected(
     entry = _listed(read_list(store, seen), id)
     if entry is not None:  # the job may be another one by now
         with _given(df, add, retract) as rows:
-            return _done_before(job.spec.state, entry, _digest_of(rows))
+            return _done_before(job.spec.state, entry, digest_of(rows))
     if retract is not None:
         signed = correctable(job.aggregators, seen.first_fields(fenced=isinstance(store, FencedWrites)))
         job = replace(job, aggregators=signed, columns={**job.columns, SIGN: "int"})
@@ -137,7 +140,7 @@ def _corrected(
     if not access_of(df).is_local():
         check_executors(df, [branch])
     with _given(df, add, retract) as rows:
-        digest = _digest_of(rows)
+        digest = digest_of(rows)
         taken = _taken(rows, branch, [sign for sign, part in ((1, add), (-1, retract)) if part is not None])
         # The checks and the attempt are of the same rows, also where a step does not give the same twice.
         computed = _computed(taken) if branch.steps else nullcontext(taken)
@@ -145,11 +148,57 @@ def _corrected(
             return correction.run(frame, digest, RetryPolicy([job.spec], access_of(df).may_go_on))
 
 
-class _Correction:
-    """The way of one call."""
+def _recounted(
+    store: Any,
+    df: DataFrame,
+    branch: Branch,
+    recount: Recount,
+    *,
+    id: str,  # noqa: A002
+    take_over: bool,
+) -> Corrected:
+    """The way of a recount. The rows of its keys are held as those of other corrections are, below the cut."""
+    from pyspark.sql import functions as F
 
-    def __init__(self, store: Any, state: StateDriver, name: str, *, take_over: bool) -> None:
+    job, kind = replace(branch.job, columns={**branch.job.columns, PRESENT: "boolean"}), branch.make_driver
+    state = set_up((kind or StateDriver)(Branch(job, make_driver=kind)))
+    check_able(store, job.spec.state, "correction")
+    seen = read_ledger(store, job.spec.state)
+    known = read_list(store, seen)
+    entry = _listed(known, id)
+    correction = _Correction(store, state, id, take_over=take_over, position=seen)
+    if entry is None:
+        correction.check(correction.ledger.remember())
+        recount.check_counted(job.spec.state, known)
+    last = entry or seen.last_commit
+    cut = recount.cut(None if last is None else last.offsets)
+    if entry is None:
+        cut.check()
+        if not access_of(df).is_local():
+            check_executors(df, [branch])
+    rows = through(branch.steps, cut.below(df.schema.names), None)
+    StateDriver(branch).check_columns(rows)
+    with _computed(recount.wanted(job)) as keys:
+        frame = recount.of_keys(rows, keys, branch.job)
+        check_digest(job.spec.state, frame)
+        with _computed(frame) as held:
+            digest = hashlib.blake2b(f"{digest_of(held)} {cut.place}".encode(), digest_size=16).hexdigest()
+            if entry is not None:
+                return _done_before(job.spec.state, entry, digest)
+            cut.check()  # that it was the same while it was read
+            lines = held.where(F.col(PRESENT).isNull()).count()
+            with closing(_Opened(state)):
+                return correction.run(held, digest, RetryPolicy([job.spec], access_of(df).may_go_on), lines)
+
+
+class _Correction:
+    """The way of one call. ``position`` is the ledger at whose last batch a history was cut; None without one."""
+
+    def __init__(
+        self, store: Any, state: StateDriver, name: str, *, take_over: bool, position: LedgerRecord | None = None
+    ) -> None:
         self._store, self._state, self._id, self._take_over = store, state, name, take_over
+        self._position = position
         self.ledger = Ledger(store, state.name)
 
     def check(self, seen: LedgerRecord) -> None:
@@ -173,28 +222,31 @@ class _Correction:
                 "written. Start the query with it once, and correct then."
             )
 
-    def run(self, frame: DataFrame, digest: str, policy: RetryPolicy) -> Corrected:
+    def run(self, frame: DataFrame, digest: str, policy: RetryPolicy, lines: int = 0) -> Corrected:
+        """Begins anew what another attempt may put right. ``lines`` of the frame are no rows."""
         while True:
             try:
-                return self._applied(frame, digest)
+                return self._applied(frame, digest, lines)
             except Exception as error:
                 if policy.after(error) is not Decision.BEGIN_ANEW:
                     raise
                 _log.warning("a correction of %s is begun anew: %s", self._state.name, error)
 
-    def _applied(self, frame: DataFrame, digest: str) -> Corrected:
+    def _applied(self, frame: DataFrame, digest: str, lines: int) -> Corrected:
         seen = self.ledger.remember()
         known = read_list(self._store, seen)
         before = _listed(known, self._id)
         if before is not None:
             return _done_before(self._state.name, before, digest)
         self.check(seen)
+        if self._position is not None:
+            check_still_at(seen, self._position)
         rows = _placed(self._state, frame, seen) if isinstance(self._state, WindowedState) else frame
         self._check_forgotten(rows, seen, known)
         attempt = self.ledger.begin_operator("correction", take_over=self._take_over, seen=seen)
         try:
             result = self._state.attempt((frame, None), self.ledger.record, attempt)
-            last = seen.last_commit
+            last, count = seen.last_commit, result.rows - lines
             entry = ListEntry(
                 kind="correction",
                 id=self._id,
@@ -205,7 +257,7 @@ class _Correction:
                 batch_id=None if last is None else last.batch_id,
                 offsets=None if last is None else last.offsets,
                 keys=result.keys,
-                rows=result.rows,
+                rows=count,
             )
             with writer_of(self._store, attempt.token, has_txids=True) as writer:
                 write_entries(writer, seen, attempt, {len(known): entry})
@@ -214,11 +266,11 @@ class _Correction:
             with suppress(MapStateError):
                 self.ledger.give_up_operator(attempt.txid)
             raise
-        _log.info("state %s: correction %r, txid %d, %d rows", seen.state, self._id, attempt.txid, result.rows)
-        return Corrected(seen.state, self._id, attempt.txid, result.rows, result.keys, was_done=False)
+        _log.info("state %s: correction %r, txid %d, %d rows", seen.state, self._id, attempt.txid, count)
+        return Corrected(seen.state, self._id, attempt.txid, count, result.keys, was_done=False)
 
     def _check_forgotten(self, frame: DataFrame, seen: LedgerRecord, known: Sequence[ListEntry]) -> None:
-        """Raises UsageError where rows are added to a key that was forgotten: nothing tells whether they are later."""
+        """Raises UsageError where a key that was forgotten would get rows: nothing tells whether they are later."""
         from pyspark.sql import functions as F
 
         forgotten = of_kind(known, "forget").values()
@@ -232,8 +284,9 @@ class _Correction:
             back += sum(text in listed for text in texts)
         if back:
             raise UsageError(
-                f"state {seen.state!r}: {back} keys of the rows to add were forgotten, and nothing tells whether their "
-                "rows are of a later time. Nothing was written. Leave these keys out."
+                f"state {seen.state!r}: {back} keys of the {'rows to add' if self._position is None else 'recount'} "
+                "were forgotten, and nothing tells whether their rows are of a later time. Nothing was written. Leave "
+                "these keys out."
             )
 
 
@@ -337,11 +390,15 @@ def _placed(state: WindowedState, frame: DataFrame, seen: LedgerRecord) -> DataF
     return rows.where(F.col(pane).isNotNull())
 
 
-def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Mapping[str, DataFrame]) -> None:
+def _check(
+    plan: StreamPlan, df: DataFrame, branch: Branch, rows: Mapping[str, DataFrame], recount: Recount | None
+) -> None:
     """Raises UsageError for a wrong call, and ConfigurationError for a state that cannot be corrected."""
-    check_id("correction", name)
-    if not given:
-        raise UsageError("correct takes rows to add, rows to retract, or both. Nothing was written.")
+    if bool(rows) == (recount is not None):
+        raise UsageError(
+            "correct takes rows to add, rows to retract, or both; or a recount alone. Nothing was written."
+        )
+    given = dict(rows) if recount is None else {"recount": recount.history.rows, "keys": recount.keys}
     if is_connect(df) or any(map(is_connect, given.values())):
         raise UsageError(
             "a correction runs in the process that calls it, and under Spark Connect batches run in one of the server. "
@@ -360,6 +417,7 @@ def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Ma
         whys.append("rows of windows are added only: a key of a window is never removed")
     if spec.type == "transactional":
         whys.append("it is transactional, and only opaque records keep the value before")
+    whys += [] if recount is None else recount.why_not(branch.job)
     whys += [why for state, why in why_not_apart(plan) if state == spec.state]
     if len(plan.branches) > 1:
         names = ", ".join(branch.job.spec.state for branch in plan.branches)
@@ -369,25 +427,27 @@ def _check(plan: StreamPlan, df: DataFrame, branch: Branch, name: Any, given: Ma
             f"state {spec.state!r} cannot be corrected: {whys[0]}. Nothing was written. Build it anew beside this one, "
             "and swap. See docs/life.md#correct"
         )
-    _check_columns(spec.state, df, [*given.values()])
+    if recount is not None:
+        kinds = {key.name: key.type for key in branch.job.keys}
+        _check_columns(f"the keys of a recount of {spec.state!r} need its key columns", kinds, recount.keys)
+        return
+    check_digest(spec.state, df)
+    for frame in given.values():
+        need = "need the columns of the stream, as it was given to newStream"
+        _check_columns(f"the rows of a correction of {spec.state!r} {need}", _types(df), frame)
 
 
-def _check_columns(state: str, df: DataFrame, given: Sequence[DataFrame]) -> None:
-    for field in df.schema.fields:
-        if (why := _why_no_digest(field.dataType)) is not None:
+def _check_columns(text: str, kinds: Mapping[str, str], frame: DataFrame) -> None:
+    types = _types(frame)
+    for name, kind in kinds.items():
+        if types.get(name) != kind:
             raise ConfigurationError(
-                f"the rows of a correction of {state!r} cannot be told apart by {field.name}, which has {why}. "
-                "Nothing was written. Give newStream a DataFrame without it, or with its to_json."
+                f"{text}: {name} {kind}. They have {types.get(name, 'none')} there. Nothing was written."
             )
-    for frame in given:
-        types = {field.name: field.dataType.simpleString() for field in frame.schema.fields}
-        for field in df.schema.fields:
-            if types.get(field.name) != field.dataType.simpleString():
-                raise ConfigurationError(
-                    f"the rows of a correction of {state!r} need the columns of the stream, as it was given to "
-                    f"newStream: {field.name} {field.dataType.simpleString()}. They have "
-                    f"{types.get(field.name, 'none')} there. Nothing was written."
-                )
+
+
+def _types(frame: DataFrame) -> dict[str, str]:
+    return {field.name: field.dataType.simpleString() for field in frame.schema.fields}
 
 
 def _given(df: DataFrame, add: DataFrame | None, retract: DataFrame | None) -> AbstractContextManager[DataFrame]:
@@ -424,30 +484,3 @@ def _taken(rows: DataFrame, branch: Branch, signs: Sequence[int]) -> DataFrame:
         frame = frame.select(*map(column_of, branch.job.columns)) if branch.job.columns else frame
         frames.append(frame.withColumn(SIGN, F.lit(sign).cast("int")) if -1 in signs else frame)
     return frames[0] if len(frames) == 1 else frames[0].unionByName(frames[1])
-
-
-def _why_no_digest(kind: DataType) -> str | None:
-    """What in a type has no text of its own as JSON; None without any."""
-    parts = [getattr(kind, name) for name in ("keyType", "elementType", "valueType") if hasattr(kind, name)]
-    parts += [field.dataType for field in getattr(kind, "fields", ())]
-    if kind.typeName() == "variant":
-        return "a variant"
-    if hasattr(kind, "keyType") and parts[0].typeName() in ("binary", "struct", "array", "map", "variant"):
-        return f"a map with keys of type {parts[0].simpleString()}"
-    return next((why for why in map(_why_no_digest, parts) if why is not None), None)
-
-
-def _digest_of(rows: DataFrame) -> str:
-    """A digest of the rows, in whatever order they come and whatever the session's time zone is."""
-    from pyspark.sql import functions as F
-
-    def text_of(name: str, kind: str) -> Column:
-        return F.to_json(column_of(name), _AS_JSON) if kind.startswith(_NESTED) else column_of(name)
-
-    fields = [(field.name, field.dataType.simpleString()) for field in rows.schema.fields]
-    nulls = [column_of(name).isNull() for name, _ in fields]  # a hash passes over nulls
-    values = [text_of(name, kind) for name, kind in fields]
-    sums = [F.sum(F.xxhash64(F.lit(seed), *nulls, *values).cast("decimal(38,0)")) for seed in (1, 2)]
-    (digest,) = rows.agg(F.count(F.lit(1)), *sums).collect()
-    text = ",".join(map(str, [*(name for name, _ in fields), *digest]))
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from mapstate.aggregators.columns import column_of
 from mapstate.errors import INSIDE, ConfigurationError, UsageError, check_choice, shown
 from mapstate.protocol.cuts import (
+    SEED,
     Held,
     Holes,
+    Meeting,
     Partition,
     check_meets,
     check_reading,
@@ -25,7 +28,7 @@ from mapstate.protocol.cuts import (
     unread,
     without_place,
 )
-from mapstate.protocol.ledger_record import BatchPlan, LedgerRecord, by_partition
+from mapstate.protocol.ledger_record import LedgerRecord, by_partition
 from mapstate.spark.driver.access import is_connect
 
 if TYPE_CHECKING:
@@ -73,6 +76,8 @@ class Coordinates:
 class StartsAt:
     """The history ends below these offsets, and the stream has to start exactly there. Nothing looks into its rows.
 
+    Of a recount the last batch has to have ended there.
+
     ``offsets``  by topic and partition, as Kafka's startingOffsets: {"visits": {"0": 4711}}, or its JSON. Of a table
                  the first version or snapshot that the stream reads: {"delta": {"version": 43}} behind ``versionAsOf``
                  42, {"iceberg": {"snapshot": 5014180040331708816}} behind that of its parent
@@ -100,6 +105,8 @@ class StartsAt:
 class InitialRows:
     """A history from another place than the stream, which `seed` counts in front of the stream's own rows.
 
+    Or of which `correct` computes keys anew, with ``recount=``: then it has all rows that the state counts.
+
     ``rows``  a DataFrame of Spark's with the columns and types of the stream's; it may have others
     ``ends``  how the history and the stream meet
 
@@ -109,20 +116,20 @@ class InitialRows:
     rows: DataFrame
     ends: Coordinates | StartsAt
 
-    def check(self, stream: str, df: DataFrame) -> None:
-        """Raise ConfigurationError where the rows cannot be those of this stream."""
+    def check(self, stream: str, df: DataFrame, called: str = "initialRows") -> None:
+        """Raise ConfigurationError where the rows cannot be those of this stream. ``called`` says what they are."""
         if not isinstance(self.ends, Coordinates | StartsAt):
             raise ConfigurationError(f"ends is a Coordinates or a StartsAt, not {shown(self.ends)}")
         if is_connect(df) or self.rows.isStreaming or not df.isStreaming:
             raise ConfigurationError(
-                f"the initialRows of {stream!r} are rows of a table or a file in front of a stream of classic "
+                f"the {called} of {stream!r} are rows of a table or a file in front of a stream of classic "
                 "PySpark's: give InitialRows a batch DataFrame, spark.read, and newStream a streaming one"
             )
         kinds = {field.name: field.dataType.simpleString() for field in self.rows.schema.fields}
         for field in df.schema.fields:
             if kinds.get(field.name) != field.dataType.simpleString():
                 raise ConfigurationError(
-                    f"the initialRows of {stream!r} need the columns of the stream: {field.name} "
+                    f"the {called} of {stream!r} need the columns of the stream: {field.name} "
                     f"{field.dataType.simpleString()}. They have {kinds.get(field.name, 'none')} there"
                 )
         if isinstance(self.ends, StartsAt):
@@ -131,7 +138,7 @@ class InitialRows:
         for name, (what, types) in zip(self.ends.names(), PLACES, strict=True):
             if kinds.get(name) not in types:
                 raise ConfigurationError(
-                    f"the initialRows of {stream!r} have {kinds.get(name, 'none')} as {name}, and a {what} is "
+                    f"the {called} of {stream!r} have {kinds.get(name, 'none')} as {name}, and a {what} is "
                     f"{' or '.join(types)}"
                 )
 
@@ -147,17 +154,24 @@ class InitialRows:
 
 
 class Cut:
-    """Where the initial rows of a stream meet its batch 0. Made for each seed."""
+    """Where initial rows meet a stream's batch 0, or a recount's history its last batch. Made for each call."""
 
-    def __init__(self, initial: InitialRows, plan: BatchPlan) -> None:
-        """Raises UsageError where Spark tells no start."""
-        self._initial, self._starts = initial, starts_of(plan, tables=isinstance(initial.ends, StartsAt))
+    def __init__(self, initial: InitialRows, offsets: str | None, meeting: Meeting = SEED) -> None:
+        """Raises UsageError where the ``offsets``, as Spark has written them down, name no partitions."""
+        self._initial, self._meeting = initial, meeting
+        self._starts = starts_of(offsets, tables=isinstance(initial.ends, StartsAt), meeting=meeting)
         self._seen: dict[Partition, Held] | None = None
 
     @property
     def text(self) -> str:
-        """What tells this cut from others, beside the plan of the batch."""
+        """What tells this cut from others, beside the offsets."""
         return f" {self._initial.ends!r}"
+
+    @property
+    def place(self) -> str:
+        """Where the history ends, in one text."""
+        ends = self._initial.ends
+        return repr(sorted((self._starts if isinstance(ends, Coordinates) else ends.named()).items()))
 
     @property
     def is_checked(self) -> bool:
@@ -168,23 +182,28 @@ class Cut:
         """Check that the history meets the stream; again, that it is still the same. Raises UsageError."""
         ends = self._initial.ends
         if isinstance(ends, StartsAt):
-            check_starts(self._starts, ends.named())
+            check_starts(self._starts, ends.named(), self._meeting)
             return
         held = self._held(ends)
         if self._seen is not None:
-            check_reading(self._seen, held)
+            check_reading(self._seen, held, self._meeting)
             return
-        check_meets(self._starts, held, ends.holes, lambda partition, at: self._first_hole(ends, partition, at))
+        hole = partial(self._first_hole, ends)
+        check_meets(self._starts, held, ends.holes, hole, self._meeting)
         self._seen = held
         rows = sum(partition.rows for partition in held.values())
-        _log.info("%d rows of history are below the start of the stream, %s", rows, self._starts)
+        _log.info("%d rows of history are below %s, %s", rows, self._meeting.place, self._starts)
 
     def joined(self, df: DataFrame) -> DataFrame:
         """The rows of batch 0 with those of the history in front: the stream's columns."""
-        rows, ends, columns = self._initial.rows, self._initial.ends, [column_of(name) for name in df.schema.names]
+        return df.select(*map(column_of, df.schema.names)).union(self.below(df.schema.names))
+
+    def below(self, columns: Sequence[str]) -> DataFrame:
+        """The rows of the history that are below the offsets."""
+        rows, ends = self._initial.rows, self._initial.ends
         if isinstance(ends, Coordinates):
             rows = self._placed(ends).where(f"{_OFFSET} < {_START}")
-        return df.select(*columns).union(rows.select(*columns))
+        return rows.select(*map(column_of, columns))
 
     def _placed(self, ends: Coordinates) -> DataFrame:
         """The rows, their places, and where the stream starts in each partition; null where it does not read it."""
@@ -248,9 +267,9 @@ class Cut:
             .collect()
         ):
             if nowhere:
-                raise without_place(nowhere)
+                raise without_place(nowhere, self._meeting)
             if other:
-                raise unread(tuple(one), other)
+                raise unread(tuple(one), other, self._meeting)
             held[topic, partition] = Held(*found)
         return held
 

@@ -163,7 +163,7 @@ class Seeding:
         if not self._access.is_local():
             check_executors(self._df, self._plan.branches)
         self._root = f"{self._access.checkpoint()}/mapstate"
-        self._cut = None if self._plan.initial is None else Cut(self._plan.initial, plan)
+        self._cut = None if self._plan.initial is None else Cut(self._plan.initial, plan.start)
         settings: SeedSettings = self._plan.seed
         owner, seeds = self._run.query_id, self._seeds
         offsets = planned.offsets(self._access, owner, None)

@@ -113,7 +113,7 @@ class BlockColumns:
     def __init__(self, fields: Fields, sizes: Sequence[int], keys: int, *, in_panes: bool = False) -> None:
         self._in_panes = in_panes
         self._combines = [_combine(*pair) for pair in zip(fields.aggregators, fields.fields, strict=True)]
-        self.fits = all(self._combines)
+        self.fits = all(self._combines) and type(fields) is Fields  # others combine in another way
         places = np.cumsum([1 + keys, *sizes])
         self._places: list[int] = places[:-1].tolist()
         self._is_double = [field.type == "double" for field in fields.fields]

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from mapstate.spark.driver.correcting import Corrected
+    from mapstate.spark.driver.initial_rows import InitialRows
     from mapstate.spark.driver.state import StateDriver
 
 Kind = Literal["updates", "answers", "events"]
@@ -140,10 +141,13 @@ class PersistentAggregate(OfQuery):
         id: str,  # noqa: A002  as every correction is told by it
         add: DataFrame | None = None,
         retract: DataFrame | None = None,
+        recount: InitialRows | None = None,
+        keys: DataFrame | None = None,
+        counted: Sequence[str] = (),
         emit: bool | None = None,
         take_over: bool = False,
     ) -> Corrected:
-        """Adds rows that never came, and takes back rows that were counted, in one attempt of its own. Driver.
+        """Adds rows that never came, takes back rows that were counted, or computes keys anew, in one attempt. Driver.
 
         For an opaque state that counts a batch, with its query stopped: a batch that begins meanwhile fences the
         correction, and nothing of it counts. The rows have the columns of the DataFrame that `newStream` got, and go
@@ -154,20 +158,26 @@ class PersistentAggregate(OfQuery):
         ``add``        rows to count
         ``retract``    rows to take back, of a state that keeps `Count`, `Sum` and `Avg` only. Nothing tells whether
                        each was counted, unless a number falls below 0: that is refused
+        ``recount``    a history that has all rows below the end of the last batch. Of the ``keys`` the aggregates of
+                       these rows take the place of what is there, whatever the aggregators are; without rows a key goes
+        ``keys``       a DataFrame with the key columns of the state
+        ``counted``    ids of corrections whose rows the history has. A recount is refused where there are others
         ``emit``       of a state whose new values or fired windows go to functions: whether these are called, at least
                        once, with the keys that the correction wrote, and with each final window of which it changed
                        a part. In the place of a batch's number they get -1 less the number of the entry in the ledger
         ``take_over``  leaves an attempt in flight behind, whose driver is gone for good
 
         Returns a `Corrected`. Raises ConfigurationError for a state that cannot be corrected and for an aggregator that
-        cannot take rows back, UsageError while a batch is in flight, where the id stands for other rows and for rows of
-        windows that are gone, and what a batch raises. See docs/life.md#correct
+        cannot take rows back, UsageError while a batch is in flight, where the id stands for other rows, for rows of
+        windows that are gone and for a history that does not meet the last batch, FencedError where a batch comes in
+        between, and what a batch raises. See docs/life.md#correct
         """
         from mapstate.spark.driver.correcting import correct
+        from mapstate.spark.driver.recounting import recount_of
 
-        query = self.query
-        rows = {"add": add, "retract": retract}
-        return correct(query.plan, query.df, self.branch, id=id, **rows, emit=emit, take_over=take_over)
+        plan, df, rows = self.query.plan, self.query.df, {"add": add, "retract": retract}
+        asked = recount_of(plan.stream, df, recount, keys, counted)
+        return correct(plan, df, self.branch, id=id, **rows, recount=asked, emit=emit, take_over=take_over)
 
     def on_batch(self, function: OnBatch) -> Self:
         """Call ``function`` with each batch's `BatchReport`. Returns self.
