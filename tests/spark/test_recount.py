@@ -583,9 +583,8 @@ def test_what_cannot_be_recounted_is_refused_by_name_before_anything_is_written(
 
 
 def test_functions_behind_the_state_get_nothing_of_it_and_that_has_to_be_said(spark, log, lite):
-    state = declared(spark, log, lite)
-    run(state, log)
-    passed: list[Any] = []
+    run(declared(spark, log, lite), log)
+    state, passed = declared(spark, log, lite), list[Any]()
     state.newValuesStream().foreachBatch(lambda df, batch_id: passed.append(batch_id))
     asked = {"recount": history(spark, log), "keys": keys(spark, "u1")}
     refused(state, lite, "Say whether they are called", **asked)
