@@ -582,15 +582,20 @@ def test_what_cannot_be_recounted_is_refused_by_name_before_anything_is_written(
     assert not (tmp_path / "state.db").exists()
 
 
-def test_functions_behind_the_state_get_nothing_of_it_and_that_has_to_be_said(spark, log, lite):
+def test_functions_behind_the_state_get_the_keys_if_that_is_said(spark, log, lite):
     run(declared(spark, log, lite), log)
-    state, passed = declared(spark, log, lite), list[Any]()
-    state.newValuesStream().foreachBatch(lambda df, batch_id: passed.append(batch_id))
-    asked = {"recount": history(spark, log), "keys": keys(spark, "u1")}
+    state, passed = declared(spark, log, lite), dict[int, list[Any]]()
+    state.newValuesStream().foreachBatch(lambda df, number: passed.update({number: df.collect()}))
+    asked = {"recount": history(spark, log), "keys": keys(spark, "u1", "nobody")}
     refused(state, lite, "Say whether they are called", **asked)
-    refused(state, lite, "a recount passes no new values on", **asked, emit=True)
     assert not state.correct(**asked, emit=False, id="a").was_done
-    assert (contents(lite, "visits"), passed) == (truth(log), [])
+    assert (contents(lite, "visits"), passed) == (truth(log), {})
+    for is_again in (False, True):
+        assert state.correct(**asked, counted=["a"], emit=True, id="b").was_done is is_again
+        value = truth(log)[("u1",)]
+        found = {row.user_id: row.asDict() for row in passed.pop(-2)}
+        assert found["u1"] == {"user_id": "u1", **value}
+        assert set(found) <= {"u1", "nobody"}
 
 
 def test_a_batch_in_flight_is_ended_first_or_left_behind(spark, log, url, faulty):

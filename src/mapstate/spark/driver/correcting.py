@@ -101,16 +101,13 @@ def correct(
             f"functions get the new values of state {branch.job.spec.state!r}. Nothing was written. Say whether they "
             "are called with those of the correction: emit=True, or emit=False. See docs/life.md#correct"
         )
-    if emit and has_functions and recount is not None:
-        raise UsageError(
-            "a recount passes no new values on. Nothing was written. Say emit=False, and pass them by hand."
-        )
     with opened(branch.job.spec.backend, branch.job.spec.state) as store:
         if recount is not None:
-            return _recounted(store, df, branch, recount, id=id, take_over=take_over)
-        done = _corrected(store, df, branch, id=id, add=add, retract=retract, take_over=take_over)
+            done = _recounted(store, df, branch, recount, id=id, take_over=take_over)
+        else:
+            done = _corrected(store, df, branch, id=id, add=add, retract=retract, take_over=take_over)
         if emit and has_functions:
-            _emit(store, branch, next(iter(given.values())), done)
+            _emit(store, branch, df, done)
     return done
 
 
@@ -303,7 +300,7 @@ def _done_before(state: str, entry: ListEntry, digest: str) -> Corrected:
     return Corrected(state, entry.id, entry.txid, entry.rows, entry.keys, was_done=True)
 
 
-def _emit(store: Any, branch: Branch, rows: DataFrame, done: Corrected) -> None:
+def _emit(store: Any, branch: Branch, df: DataFrame, done: Corrected) -> None:
     """Calls the functions behind the state with what a correction has written, and with its windows that are final.
 
     Their batch has the number -1 less that of the correction's entry. Raises UsageError where some of what it has
@@ -317,7 +314,7 @@ def _emit(store: Any, branch: Branch, rows: DataFrame, done: Corrected) -> None:
     if record.fields != branch.job.fields:
         raise _not_emitted(done, "the job declares other fields than the state has")
     state = (branch.make_driver or StateDriver)(branch)
-    frame = state.keyed(through(branch.steps, rows, None))
+    frame = state.keyed(through(branch.steps, df.sparkSession.createDataFrame([], df.schema), None))
     commit = msgspec.structs.replace(last, txid=done.txid, keys=done.keys)
     fields = Fields(record.fields, branch.job.aggregators)
     new_values, missing = read_back(frame, branch.job.spec, fields, record, commit, old=state.retracts)
