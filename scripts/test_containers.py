@@ -50,6 +50,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "forget",
         "correct",
         "correct_windows",
+        "recount",
     )
     redis += ("daily_commands", "export", "messages", "new_values", "state_query", "spark_key_counts", "states_before")
     redis += (
@@ -80,6 +81,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "seed_forgotten",
         "correct",
         "correct_windows",
+        "recount",
         "count_windows",
         "dataframes",
         "drpc",

@@ -283,6 +283,9 @@ ADVICE: dict[str, str] = {
         spark/test_state_query.py::test_rows_get_the_fields_of_their_keys_and_nulls_where_there_are_none""",
     "versions#declarative-pipelines": """
         spark/test_pipelines.py::test_a_state_counts_a_table_of_a_pipeline_that_reads_the_state""",
+    "redis#hashes": """
+        backends/test_redis_shapes.py::test_who_makes_a_state_with_packed_records_is_told_what_to_take_and_who_has_one_is_not
+        spark/test_blocks_on_spark.py::test_every_way_counts_as_a_record_per_key_does""",
     "guarantees#rows-are-increments": """
         spark/test_output_modes.py::test_an_aggregation_with_a_watermark_is_added_up_in_append_mode""",
 }
