@@ -555,12 +555,19 @@ def test_no_function_is_called_where_a_batch_has_written_what_the_correction_wro
     state.correct(add=rows, id="a", emit=False)
     visits.put("2", [("u1", 5), ("u6", 7)])
     run(declared(spark, visits, url), visits)
-    for way_of in (state, declared(spark, visits, url, n=Count())):
-        if way_of is not state:
-            way_of.newValuesStream().foreachBatch(passed)
-        before = ledger(url)
-        with pytest.raises(errors.UsageError, match="counts, as txid .* (1 of the 3 keys|declares other fields)"):
-            way_of.correct(add=rows, id="a", emit=True)
+    renamed = newStream("visits", visits.stream(spark)).transform(lambda df: df.withColumn("who", F.col("user_id")))
+    other = "declares other keys, fields or windows"
+    jobs = [
+        ("1 of the 3 keys", state),
+        (other, declared(spark, visits, url, n=Count())),
+        (other, renamed.groupBy("who").persistentAggregate(opaque(url), visits=Count(), bytes=Sum("bytes"))),
+    ]
+    before = ledger(url)
+    for why, job in jobs:
+        if job is not state:
+            job.newValuesStream().foreachBatch(passed)
+        with pytest.raises(errors.UsageError, match=f"counts, as txid .*{why}"):
+            job.correct(add=rows, id="a", emit=True)
         assert ledger(url) == before
     assert not passed.rows
     assert state.correct(add=rows, id="a", emit=False).was_done

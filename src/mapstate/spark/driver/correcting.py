@@ -311,9 +311,10 @@ def _emit(store: Any, branch: Branch, df: DataFrame, done: Corrected) -> None:
     number = next((-1 - i for i, entry in entries.items() if entry.txid == done.txid), None)
     if number is None or last is None:
         raise _not_emitted(done, "it was taken back meanwhile")
-    if record.fields != branch.job.fields:
-        raise _not_emitted(done, "the job declares other fields than the state has")
     state = (branch.make_driver or StateDriver)(branch)
+    asked, kept = state.open_request(record.owner), None if record.windows is None else record.windows.definition
+    if (asked.keys, asked.fields, asked.windows) != (record.keys, record.fields, kept):
+        raise _not_emitted(done, "the job declares other keys, fields or windows than the state has")
     frame = state.keyed(through(branch.steps, df.sparkSession.createDataFrame([], df.schema), None))
     commit = msgspec.structs.replace(last, txid=done.txid, keys=done.keys)
     fields = Fields(record.fields, branch.job.aggregators)
