@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from mapstate.errors import UnsupportedTypeError, cut
-from mapstate.serializers.value_types import inner_types, item_type, struct_fields
+from mapstate.serializers.value_types import inner_types, item_type, struct_fields, struct_type
 
 SAME_IN_JSON = frozenset({"bigint", "int", "smallint", "tinyint", "string", "boolean"})
 """Types whose values `plain` returns as they are."""
@@ -106,10 +106,26 @@ def html_table(title: str, rows: Iterable[Iterable[Any]]) -> str:
 
 
 def in_column(value: Any, kind: str) -> Any:
-    """A value as a column holds it: the text of its JSON, where its type is no Spark type."""
-    return json_text(value) if kind == "any" else value
+    """A value as a column holds it: the text of its JSON where its type, or that of a part, is no Spark type."""
+    if kind == "any":
+        return json_text(value)
+    if value is None or "any" not in kind:
+        return value
+    if kind.startswith("array<"):
+        item = item_type(kind)
+        return [in_column(part, item) for part in value]
+    if kind.startswith("struct<"):
+        parts = value.values() if isinstance(value, Mapping) else value
+        return {name: in_column(part, of) for (name, of), part in zip(_fields(kind), parts, strict=True)}
+    return value
 
 
 def column_type(kind: str) -> str:
     """The Spark type of a column with what `in_column` returns."""
-    return "string" if kind == "any" else kind
+    if kind == "any" or "any" not in kind:
+        return "string" if kind == "any" else kind
+    if kind.startswith("array<"):
+        return f"array<{column_type(item_type(kind))}>"
+    if kind.startswith("struct<"):
+        return struct_type((name, column_type(of)) for name, of in _fields(kind))
+    return kind

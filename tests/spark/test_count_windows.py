@@ -27,6 +27,7 @@ from mapstate import (
 )
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.reader import open_reader
+from mapstate.spark import stateQuery
 from mapstate.spark.driver.state import StateDriver
 from mapstate.windows import CountWindow
 
@@ -187,6 +188,32 @@ def test_values_of_every_kind_without_an_order(spark, url):
         assert reader.get(())["windows"]["open"] is None
     with open_reader(url, "last", aggregators={"top": Longest()}) as reader:
         assert [window["window_end"] for window in reader.get(())["windows"]["open"]] == [10, 12]
+
+
+def test_a_value_without_a_type_is_text_in_a_column_of_every_reader(spark, url):
+    rows = frame(spark, [(at, "x", at) for at in range(5)])
+    stream = newStream("clicks", rows).window(TumblingCountWindow.of(3), orderBy=["at"]).groupBy("user")
+    aggregators = {"ats": Text(), "of `many`: a, b": Longest()}
+    last = stream.persistentAggregate(opaque(url, "last"), **aggregators)
+    last(rows, 0)
+    ended = {"window_start": 0, "window_end": 3, "ats": [0, 1, 2], "of `many`: a, b": {"n": 2}}
+    begun = {"window_start": 3, "window_end": 6, "ats": [3, 4], "of `many`: a, b": {"n": 4}}
+    windows = {"rows": 5, "fired": [ended], "open": [begun]}
+    texts = {
+        "rows": 5,
+        "fired": [ended | {"ats": "[0,1,2]", "of `many`: a, b": '{"n":2}'}],
+        "open": [begun | {"ats": "[3,4]", "of `many`: a, b": '{"n":4}'}],
+    }
+    for given in ({}, aggregators):
+        with open_reader(url, "last", aggregators=given) as reader:
+            assert reader.get("x") == {"windows": windows}
+            assert reader.to_arrow().to_pylist() == [{"user": "x", "windows": texts}]
+    for state in (last, opaque(url, "last")):
+        (found,) = stateQuery(rows.limit(1), state, "user").select("windows").collect()
+        assert found.windows.asDict(recursive=True) == texts
+    if not url.startswith("memory"):
+        (found,) = spark.read.format("mapstate").options(url=url, state="last").load().collect()
+        assert found.asDict(recursive=True) == {"user": "x", "windows": texts}
 
 
 def test_what_windows_by_count_refuse(spark, url):

@@ -14,7 +14,7 @@ from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, Redu
 from mapstate.aggregators.folding import Folding, called, check_type, folded
 from mapstate.protocol.windows import Panes
 from mapstate.schema import Field
-from mapstate.values import column_type, in_column
+from mapstate.serializers.value_types import item_type, struct_fields, struct_type
 
 
 class CountWindows(ReducerAggregator):
@@ -31,25 +31,16 @@ class CountWindows(ReducerAggregator):
         self._panes = Panes(length, slide, -length)
         self._fields = tuple(fields)
         self._aggregators: tuple[Any, ...] = tuple(aggregators[field.name] for field in fields)
-        self._kinds = [
-            aggregator.result_type(field.type)
-            for aggregator, field in zip(self._aggregators, self._fields, strict=True)
-        ]
         self._read = tuple(read)
-        self._of_ledger = False
 
     @classmethod
     def stored(cls, field: Field, aggregators: Mapping[str, Aggregator], fields: Sequence[Field]) -> Self:
         length, slide, _ = _described(field.aggregator)
-        windows = cls(length, slide, fields, aggregators, ())
-        windows._of_ledger = True
-        return windows
+        return cls(length, slide, fields, aggregators, ())
 
     @staticmethod
     def fields_of(field: Field) -> list[Field] | None:
         """The aggregates of a ledger's field; None if it has no windows by count."""
-        from mapstate.serializers.value_types import item_type, struct_fields
-
         if not field.aggregator.startswith("CountWindows(") or not field.type.startswith("struct<rows:bigint,panes:"):
             return None
         types = item_type(dict(struct_fields(field.type))["panes"])
@@ -136,16 +127,17 @@ class CountWindows(ReducerAggregator):
 
     def _window(self, end: int, held: Sequence[Any]) -> dict[str, Any]:
         shown: dict[str, Any] = {"window_start": max(0, end - self._panes.length), "window_end": end}
-        for field, aggregator, kind, value in zip(self._fields, self._aggregators, self._kinds, held, strict=True):
-            result = called(aggregator, aggregator.result, value)
-            shown[field.name] = result if self._of_ledger else in_column(result, kind)
+        for field, aggregator, value in zip(self._fields, self._aggregators, held, strict=True):
+            shown[field.name] = called(aggregator, aggregator.result, value)
         return shown
 
     def result_type(self, value_type: str) -> str:  # noqa: ARG002  the fields are bound
-        kinds = map(column_type, self._kinds)
-        held = "".join(f",`{field.name}`:{kind}" for field, kind in zip(self._fields, kinds, strict=True))
-        window = f"array<struct<window_start:bigint,window_end:bigint{held}>>"
-        return f"struct<rows:bigint,fired:{window},open:{window}>"
+        held = [
+            (field.name, aggregator.result_type(field.type))
+            for field, aggregator in zip(self._fields, self._aggregators, strict=True)
+        ]
+        window = f"array<{struct_type([('window_start', 'bigint'), ('window_end', 'bigint'), *held])}>"
+        return struct_type([("rows", "bigint"), ("fired", window), ("open", window)])
 
 
 class _BatchFolding(Folding):

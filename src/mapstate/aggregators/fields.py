@@ -15,7 +15,7 @@ from mapstate.aggregators.aggregator import Aggregator, NativeCombiner
 from mapstate.aggregators.folding import Folding, called, check_type
 from mapstate.aggregators.retraction import RetractableRows
 from mapstate.schema import Field
-from mapstate.values import in_column
+from mapstate.values import column_type, in_column
 
 NULL = (None,)
 """The value of a key that exists, if its single field is null."""
@@ -115,7 +115,7 @@ class Fields:
 
     def shown_all(self, values: Sequence[Any]) -> Sequence[Sequence[Any]]:
         """Each value as `shown` gives it; none of them is an absent key's. One pass."""
-        if "any" in self.types:
+        if any(column_type(kind) != kind for kind in self.types):
             return [self.shown(value) for value in values]
         return self.results(values)
 

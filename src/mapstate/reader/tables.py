@@ -13,7 +13,7 @@ from mapstate.errors import UnsupportedTypeError, cut, missing_driver
 from mapstate.keys import Key, StoreKey
 from mapstate.schema import KeyField
 from mapstate.serializers.value_types import item_type, struct_fields
-from mapstate.values import column_type, json_text
+from mapstate.values import column_type, in_column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,7 +31,7 @@ class Columns:
         names = list(types) if names is None else names
         i = {key.name: place for place, key in enumerate(keys)}
         self._from_keys = [i.get(name) for name in names]
-        self._json = {name for name in names if types[name] == "any"}
+        self._shown = {name: kind for name in names if column_type(kind := types[name]) != kind}
         self.schema = self._arrow.schema([(name, arrow_type(self._arrow, column_type(types[name]))) for name in names])
 
     def batch(self, keys: Sequence[Key], fields: Fields, values: Sequence[Any]) -> pa.RecordBatch:
@@ -63,8 +63,8 @@ class Columns:
         arrays: list[Any] = []
         for field, place in zip(self.schema, self._from_keys, strict=True):
             column: Any = by_name.get(field.name, ()) if place is None else of_keys[place] if rows else ()
-            if field.name in self._json:
-                column = list(map(json_text, column))
+            if field.name in self._shown:
+                column = [in_column(value, self._shown[field.name]) for value in column]
             arrays.append(array_of(self._arrow, field, column))
         return self._of(arrays, rows)
 

@@ -34,6 +34,7 @@ from mapstate.reader.forms import JsonKeys, time_asked
 from mapstate.reader.rolling import At, End, end_of, end_time, readable_fields, shown_fields
 from mapstate.reader.tables import Columns, types_of
 from mapstate.serializers import serializer
+from mapstate.serializers.value_types import bare
 from mapstate.spark.executor.task import arrow_schema
 from mapstate.values import column_type
 
@@ -462,7 +463,7 @@ class _Source(NamedTuple):
                     f"state {self.state!r} has no column {field.name!r}; it has {', '.join(types)}. Nothing was read.",
                     column=field.name,
                 )
-            if field.dataType.simpleString() != types[field.name]:
+            if field.dataType.simpleString() != bare(types[field.name]):
                 raise ConfigurationError(
                     f"the column {field.name!r} of state {self.state!r} is a {types[field.name]}, and the schema says "
                     f"{field.dataType.simpleString()}. Nothing was read. Cast it after the read."
