@@ -6,6 +6,7 @@ import json
 import shutil
 import sqlite3
 import uuid
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -27,7 +28,10 @@ from mapstate.operations.checkpoint import rewind
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.spark import StateUpdater, Topology, with_empty_batches
+from mapstate.spark.driver import access
 from mapstate.spark.driver.calls import _calls_of
+from mapstate.spark.driver.jvm import StartedQuery
+from mapstate.spark.driver.query_run import QueryRun
 
 pytestmark = pytest.mark.spark
 
@@ -151,6 +155,21 @@ def test_a_state_per_tenant_each_in_a_thread_of_its_own(url, spark, given, tmp_p
         key: value for user in jobs for key, value in contents(f"sqlite:///{tmp_path}/{user}.db", "visits").items()
     }
     assert found == given.truth()
+
+
+def test_a_query_that_comes_while_another_thread_looks_for_its_own_stops_neither(spark, monkeypatch):
+    known: deque[Any] = deque(maxlen=8)
+
+    class Session:
+        def equals(self, _: object) -> bool:
+            known.appendleft(other)  # as the other thread does, which takes over while the JVM is asked
+            return False
+
+    other = StartedQuery(Session(), None, None, QueryRun("other", "run"))
+    known.append(other)
+    monkeypatch.setattr(access, "_queries", known)
+    assert access.ClassicAccess(spark.range(1)).run("by hand") == QueryRun("by hand", None)
+    assert len(known) == 2
 
 
 def test_an_inheritable_thread_serves_its_query(url, spark, given):

@@ -116,7 +116,7 @@ class ClassicAccess(JvmAccess):
         """
         session = self.frame.sparkSession._jsparkSession
         query_id = self.context.getLocalProperty("sql.streaming.queryId")
-        known = next((query for query in _queries if query.session.equals(session)), None)
+        known = next((query for query in tuple(_queries) if query.session.equals(session)), None)  # threads add to it
         if known is None:  # py4j has None for a query that ends while it lists them
             running = list(map(StartedQuery.of, filter(None, session.sharedState().activeStreamingQueries().values())))
             known = next((query for query in running if query.session.equals(session)), None)
