@@ -1,11 +1,15 @@
-"""Values as JSON and as text: the one form that a value has wherever it leaves the library as either."""
+"""Values as JSON, as text and in columns: the one form that a value has wherever it leaves the library as either.
+
+Types are named as Spark writes them.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
@@ -16,13 +20,13 @@ from typing import Any
 import msgspec
 
 from mapstate.errors import UnsupportedTypeError, cut
-from mapstate.serializers.value_types import inner_types, item_type, struct_fields, struct_type
 
 SAME_IN_JSON = frozenset({"bigint", "int", "smallint", "tinyint", "string", "boolean"})
 """Types whose values `plain` returns as they are."""
 
 _encoder = msgspec.json.Encoder()
-_fields = lru_cache(maxsize=256)(struct_fields)
+_QUOTED = re.compile("(?<=[<,])`(?:[^`]|``)*`", re.DOTALL)
+_FIELD = re.compile("(?:`((?:[^`]|``)*)`|([^:]*)):?(.*)", re.DOTALL)
 
 
 def plain(value: Any, kind: str = "any") -> Any:
@@ -52,10 +56,10 @@ def plain(value: Any, kind: str = "any") -> Any:
     if kind == "variant":  # which Arrow has as bytes
         raise UnsupportedTypeError("a variant has no form in JSON here: take to_json of it", type=kind)
     if isinstance(value, Mapping):
-        kinds = dict(_fields(kind)) if kind.startswith("struct<") else {}
+        kinds = dict(struct_fields(kind)) if kind.startswith("struct<") else {}
         return {text(name): plain(part, kinds.get(name, "any")) for name, part in value.items()}
     if isinstance(value, list | tuple):
-        parts = _fields(kind) if kind.startswith("struct<") else []
+        parts = struct_fields(kind) if kind.startswith("struct<") else []
         if len(parts) == len(value) and parts:
             return {name: plain(part, part_name) for (name, part_name), part in zip(parts, value, strict=True)}
         if kind.startswith("map<"):  # pairs, as Arrow has them
@@ -116,7 +120,7 @@ def in_column(value: Any, kind: str) -> Any:
         return [in_column(part, item) for part in value]
     if kind.startswith("struct<"):
         parts = value.values() if isinstance(value, Mapping) else value
-        return {name: in_column(part, of) for (name, of), part in zip(_fields(kind), parts, strict=True)}
+        return {name: in_column(part, of) for (name, of), part in zip(struct_fields(kind), parts, strict=True)}
     return value
 
 
@@ -127,5 +131,44 @@ def column_type(kind: str) -> str:
     if kind.startswith("array<"):
         return f"array<{column_type(item_type(kind))}>"
     if kind.startswith("struct<"):
-        return struct_type((name, column_type(of)) for name, of in _fields(kind))
+        return struct_type((name, column_type(of)) for name, of in struct_fields(kind))
     return kind
+
+
+def struct_parts(name: str) -> list[str]:
+    """The types in ``struct<a:t,b:u>``."""
+    return [kind for _, kind in struct_fields(name)]
+
+
+@lru_cache(maxsize=256)
+def struct_fields(name: str) -> Sequence[tuple[str, str]]:
+    """The names and types in ``struct<a:t,`b`:u>``."""
+    parts = [_FIELD.fullmatch(part).groups("") for part in inner_types(name)]  # type: ignore[union-attr]  # all match
+    return tuple((unquoted or quoted.replace("``", "`"), kind) for quoted, unquoted, kind in parts)
+
+
+def struct_type(fields: Iterable[tuple[str, str]]) -> str:
+    """The type that has these names and types: the inverse of `struct_fields`."""
+    parts = [(field if field.isidentifier() else f"`{field.replace('`', '``')}`", kind) for field, kind in fields]
+    return f"struct<{','.join(f'{field}:{kind}' for field, kind in parts)}>"
+
+
+def bare(name: str) -> str:
+    """A type as ``simpleString`` of Spark writes it: names without backticks."""
+    return _QUOTED.sub(lambda quoted: quoted[0][1:-1].replace("``", "`"), name)
+
+
+def inner_types(name: str) -> list[str]:
+    """What stands between commas in ``map<t,u>``. A type may have commas in parentheses, and a name in backticks."""
+    parts, depth, start = [], 0, name.index("<") + 1
+    for i, char in enumerate(_QUOTED.sub(lambda quoted: "`" * len(quoted[0]), name)):
+        depth += (char in "(<") - (char in ")>")
+        if (char == "," and depth == 1) or i == len(name) - 1:
+            parts.append(name[start:i])
+            start = i + 1
+    return parts
+
+
+def item_type(name: str) -> str:
+    """The type inside ``array<t>``."""
+    return name.removeprefix("array<").removesuffix(">")

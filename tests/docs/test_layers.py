@@ -22,7 +22,7 @@ MODULES = {
 LAYERS = [
     ("errors", "version"),
     ("waiting",),
-    ("drpc", "retry", "urls"),
+    ("drpc", "retry", "urls", "values"),
     ("findings",),
     ("schema",),
     ("sketches", "key_types"),
@@ -45,7 +45,6 @@ LAYERS = [
     ),
     ("batch_report",),
     ("telemetry",),
-    ("values",),
     ("aggregators",),
     ("maps",),
     ("protocol.fences", "maps.pane_index", "maps.record_pass", "protocol.stored_ledger"),

@@ -197,12 +197,12 @@ def test_a_value_without_a_type_is_text_in_a_column_of_every_reader(spark, url):
     last = stream.persistentAggregate(opaque(url, "last"), **aggregators)
     last(rows, 0)
     ended = {"window_start": 0, "window_end": 3, "ats": [0, 1, 2], "of `many`: a, b": {"n": 2}}
-    begun = {"window_start": 3, "window_end": 6, "ats": [3, 4], "of `many`: a, b": {"n": 4}}
-    windows = {"rows": 5, "fired": [ended], "open": [begun]}
+    filling = {"window_start": 3, "window_end": 6, "ats": [3, 4], "of `many`: a, b": {"n": 4}}
+    windows = {"rows": 5, "fired": [ended], "open": [filling]}
     texts = {
         "rows": 5,
         "fired": [ended | {"ats": "[0,1,2]", "of `many`: a, b": '{"n":2}'}],
-        "open": [begun | {"ats": "[3,4]", "of `many`: a, b": '{"n":4}'}],
+        "open": [filling | {"ats": "[3,4]", "of `many`: a, b": '{"n":4}'}],
     }
     for given in ({}, aggregators):
         with open_reader(url, "last", aggregators=given) as reader:

@@ -14,7 +14,7 @@ from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, Redu
 from mapstate.aggregators.folding import Folding, called, check_type, folded
 from mapstate.protocol.windows import Panes
 from mapstate.schema import Field
-from mapstate.serializers.value_types import item_type, struct_fields, struct_type
+from mapstate.values import item_type, struct_fields, struct_type
 
 
 class CountWindows(ReducerAggregator):

@@ -13,7 +13,7 @@ from mapstate.aggregators.aggregator import Aggregator, CombinerAggregator, Nati
 from mapstate.aggregators.sums import MAX_LONG, MIN_LONG, Count, Sum, overflow
 from mapstate.errors import AggregatorError, MapStateError, SerializationError, cut, shown
 from mapstate.key_types import exactly, instant, local_time, single
-from mapstate.serializers.value_types import item_type, struct_parts
+from mapstate.values import item_type, struct_parts
 
 
 class Folding:

@@ -31,7 +31,8 @@ from mapstate.reader.rolling import End, end_of, end_time, shown_fields
 from mapstate.reader.tables import types_of
 from mapstate.reader.times import Time
 from mapstate.serializers import blocks_of, serializer
-from mapstate.serializers.value_types import WireForm, item_type, struct_fields, wire_type
+from mapstate.serializers.value_types import WireForm, wire_type
+from mapstate.values import item_type, struct_fields
 
 _PAGE = 1000
 _COMMIT = 1.0  # seconds of work that a kill may lose

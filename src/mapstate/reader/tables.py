@@ -12,8 +12,7 @@ from mapstate.aggregators.folding import called
 from mapstate.errors import UnsupportedTypeError, cut, missing_driver
 from mapstate.keys import Key, StoreKey
 from mapstate.schema import KeyField
-from mapstate.serializers.value_types import item_type, struct_fields
-from mapstate.values import column_type, in_column
+from mapstate.values import column_type, in_column, item_type, struct_fields
 
 if TYPE_CHECKING:
     import pyarrow as pa

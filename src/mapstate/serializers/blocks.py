@@ -31,7 +31,8 @@ from mapstate.key_types import split, text_of
 from mapstate.schema import Field
 from mapstate.serializers.one_by_one import UNREADABLE
 from mapstate.serializers.packed import WIDTHS, number_at, packed, unpacked, with_number
-from mapstate.serializers.value_types import INTEGERS, TXID, WireForm, struct_parts, wire_type
+from mapstate.serializers.value_types import INTEGERS, TXID, WireForm, wire_type
+from mapstate.values import struct_parts
 
 FEW = 4
 """Keys of a block that are read and written in its columns as they are."""

@@ -6,7 +6,7 @@ import datetime as dt
 import math
 import re
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
 from typing import Annotated, Any, NamedTuple
 
@@ -14,14 +14,12 @@ import msgspec
 
 from mapstate.errors import SerializationError, UnsupportedTypeError, shown
 from mapstate.schema import Field, StateType
+from mapstate.values import item_type, struct_parts
 
 TXID = Annotated[int, msgspec.Meta(ge=0)]
 
 VALUES_AT: dict[StateType, tuple[int, ...]] = {"non-transactional": (), "transactional": (1,), "opaque": (1, 2)}
 """The places of the values in a record of each state type; a bare value has none."""
-
-_QUOTED = re.compile("(?<=[<,])`(?:[^`]|``)*`", re.DOTALL)
-_FIELD = re.compile("(?:`((?:[^`]|``)*)`|([^:]*)):?(.*)", re.DOTALL)
 
 _SCALARS: dict[str, Any] = {
     "bigint": int,
@@ -79,44 +77,6 @@ def wire_type(name: str, form: WireForm) -> Any:
     if name == "string" and form.native:
         return str | dict[str, bytes] | None
     return _SCALARS[name] if name == "any" else _SCALARS[name] | None
-
-
-def struct_parts(name: str) -> list[str]:
-    """The types in ``struct<a:t,b:u>``."""
-    return [kind for _, kind in struct_fields(name)]
-
-
-def struct_fields(name: str) -> list[tuple[str, str]]:
-    """The names and types in ``struct<a:t,`b`:u>``."""
-    parts = [_FIELD.fullmatch(part).groups("") for part in inner_types(name)]  # type: ignore[union-attr]  # all match
-    return [(plain or quoted.replace("``", "`"), kind) for quoted, plain, kind in parts]
-
-
-def struct_type(fields: Iterable[tuple[str, str]]) -> str:
-    """The type that has these names and types: the inverse of `struct_fields`."""
-    parts = [(field if field.isidentifier() else f"`{field.replace('`', '``')}`", kind) for field, kind in fields]
-    return f"struct<{','.join(f'{field}:{kind}' for field, kind in parts)}>"
-
-
-def bare(name: str) -> str:
-    """A type as ``simpleString`` of Spark writes it: names without backticks."""
-    return _QUOTED.sub(lambda quoted: quoted[0][1:-1].replace("``", "`"), name)
-
-
-def inner_types(name: str) -> list[str]:
-    """What stands between commas in ``map<t,u>``. A type may have commas in parentheses, and a name in backticks."""
-    parts, depth, start = [], 0, name.index("<") + 1
-    for i, char in enumerate(_QUOTED.sub(lambda quoted: "`" * len(quoted[0]), name)):
-        depth += (char in "(<") - (char in ")>")
-        if (char == "," and depth == 1) or i == len(name) - 1:
-            parts.append(name[start:i])
-            start = i + 1
-    return parts
-
-
-def item_type(name: str) -> str:
-    """The type inside ``array<t>``."""
-    return name.removeprefix("array<").removesuffix(">")
 
 
 Convert = Callable[[Any], Any]

@@ -34,9 +34,8 @@ from mapstate.reader.forms import JsonKeys, time_asked
 from mapstate.reader.rolling import At, End, end_of, end_time, readable_fields, shown_fields
 from mapstate.reader.tables import Columns, types_of
 from mapstate.serializers import serializer
-from mapstate.serializers.value_types import bare
 from mapstate.spark.executor.task import arrow_schema
-from mapstate.values import column_type
+from mapstate.values import bare, column_type
 
 try:
     from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition

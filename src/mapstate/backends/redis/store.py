@@ -75,10 +75,11 @@ class RedisStore:
 
     def multi_get_with_ledger(self, keys: Sequence[str]) -> tuple[bytes | None, list[bytes | None], bytes | None]:
         """See `LedgerReads.multi_get_with_ledger`: one round trip."""
+        ledger = self._get_ledger
         if not keys:
-            before, after = self._server.ask(2 * self._get_ledger, 2)
+            before, after = self._server.ask(ledger + ledger, 2)
             return before, [], after
-        records, (before, after) = self._checked(keys, self._get_ledger)
+        records, (before, after) = self._checked(keys, ledger)
         return before, records, after
 
     def load(self) -> tuple[bytes, Version] | None:
@@ -101,7 +102,8 @@ class RedisStore:
 
     def swap(self, record: bytes, expected: Version | None, fence: FenceToken) -> Version | None:
         """See `LedgerStore.swap`. Raises StoreUnavailableError where the reply is lost: then ask `load`."""
-        return next(iter(self.swap_all([Swap(self, record, expected, fence)]) or ()), None)
+        done = self.swap_all([Swap(self, record, expected, fence)])
+        return None if done is None else done[0]
 
     def commit_domain(self) -> Hashable:
         """See `JointLedgers.commit_domain`: the server, its database and the user."""
@@ -221,7 +223,8 @@ class RedisStore:
         MGET replies nothing for a key of another type; raises CorruptRecordError for one. EXISTS finds it: for a few
         keys in the same round trip, for many only where records are absent. No check where the user may not run it.
         """
-        packed = (layout := self._layout).pack(keys)
+        layout = self._layout
+        packed = layout.pack(keys)
         exist = layout.exist(packed) if len(keys) <= _FEW else b""
         asked = around + layout.get(packed) + around + exist
         replies = self._server.ask(asked, 1 + 2 * bool(around) + bool(exist), optional=bool(exist))

@@ -12,7 +12,7 @@ from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.fields import Fields
 from mapstate.errors import INSIDE, ConfigurationError, IncompleteBatchError
 from mapstate.schema import Field, KeyField, KeyOrder
-from mapstate.serializers.value_types import INTEGERS, struct_parts
+from mapstate.serializers.value_types import INTEGERS
 from mapstate.spark.driver.apply import AttemptResult, Grouping
 from mapstate.spark.driver.changes import LoggedState
 from mapstate.spark.driver.event_time import TimedGrouping
@@ -21,6 +21,7 @@ from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.driver.windows import WindowedState
 from mapstate.spark.executor.block_task import BlockTask, LoggedBlockTask, PaneBlockTask, shared_block
 from mapstate.spec import StateSpec
+from mapstate.values import struct_parts
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
