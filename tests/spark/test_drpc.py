@@ -317,8 +317,12 @@ def test_rows_of_no_request_are_an_error_and_no_silence(spark):
     def more(requests: Stream) -> Stream:
         return requests.transform(lambda rows: rows.union(rows.selectExpr("request_id || 'x'", "args")))
 
-    with serving(spark, made_up=made_up, null=null, before=of_the_job_before, more=more) as client:
-        for name, shown in (("made_up", "'0'"), ("null", "'None'"), ("more", "x'")):
+    def listed(requests: Stream) -> Stream:
+        return requests.transform(lambda rows: rows.select(F.array("request_id").alias("request_id"), "args"))
+
+    functions = {"made_up": made_up, "null": null, "before": of_the_job_before, "more": more, "listed": listed}
+    with serving(spark, **functions) as client:
+        for name, shown in (("made_up", "'0'"), ("null", "'None'"), ("more", "x'"), ("listed", "-0'\\]\"")):
             with pytest.raises(DRPCError, match=f"request_id .*{shown}, which none of its requests has") as caught:
                 client.execute(name, "x")
             assert caught.value.status == 409

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import random
 import shutil
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,9 +59,16 @@ def rows_of(spark: Any, clicks: Clicks) -> Any:
     return spark.readStream.schema("at bigint, user string, n bigint").csv(str(clicks.input))
 
 
-def site(spark: Any, clicks: Clicks, url: Any, reports: list[Any] | None = None, **backends: Any) -> dict[str, Any]:
+def site(
+    spark: Any,
+    clicks: Clicks,
+    url: Any,
+    reports: list[Any] | None = None,
+    topology: Topology | None = None,
+    **backends: Any,
+) -> dict[str, Any]:
     """States that are staged as partials, as rows and as pieces, and one of the rows that another one leaves out."""
-    topology = Topology("site")
+    topology = topology or Topology("site")
     topology.on_finished((reports if reports is not None else []).append)
     stream = topology.newStream("clicks", rows_of(spark, clicks))
 
@@ -316,6 +325,25 @@ def test_a_state_that_a_job_left_out_while_batch_0_ended_is_refused_with_what_to
 
 
 @pytest.mark.full
+def test_a_seed_removes_rows_that_batches_set_aside_before_it(spark, clicks, tmp_path):
+    """Stores and checkpoint were put back to where nothing was counted; the rows counted, and stayed set aside."""
+    url, kept, query_id = f"sqlite:///{tmp_path}/states.db", tmp_path / "kept", str(uuid.uuid4())
+    Path(clicks.checkpoint).mkdir()
+    Path(clicks.checkpoint, "metadata").write_text(json.dumps({"id": query_id}))
+    places = [kept / "site" / "clicks" / f"query_id={query_id}" / f"batch_id={number}" for number in (0, 2)]
+    for place in places:
+        spark.range(3).write.parquet(str(place))
+
+    def seeded(*, dry_run: bool) -> None:
+        topology = Topology("site", on_poison="quarantine", quarantine=str(kept))
+        site(spark, clicks, url, topology=topology)["users"].seed(clicks.checkpoint, dry_run=dry_run)
+
+    seeded(dry_run=True)
+    assert all(list(place.glob("*.parquet")) for place in places)
+    seeded(dry_run=False)
+    assert not any(list(place.glob("*.parquet")) for place in places)
+
+
 def test_a_dry_run_says_how_much_each_state_is(spark, clicks, tmp_path):
     url = f"sqlite:///{tmp_path}/state.db"
     found = site(spark, clicks, url)["users"].seed(clicks.checkpoint, dry_run=True)

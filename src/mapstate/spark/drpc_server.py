@@ -275,7 +275,7 @@ class _Jobs:
         answers: dict[Any, list[Any]] = {request_id: [] for request_id in ids}
         for row in table.to_pylist():
             request = row.pop("request_id")
-            if request not in answers:
+            if not isinstance(request, str) or request not in answers:
                 raise ConfigurationError(
                     f"the function {self._name!r} gave a row with the request_id {cut(request)!r}, which none of its "
                     "requests has. Nothing was answered. Give each row the request_id of its request, unchanged."

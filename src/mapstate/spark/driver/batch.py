@@ -120,6 +120,9 @@ class BatchDriver:
         if not self._states:
             self._call_after_commit_alone(batch)
             return
+        is_new = self._open is None or self._open[0] != batch.run or batch.run.run_id is None  # as each call by hand
+        if self._quarantine is not None and is_new:
+            self._quarantine.list_kept(batch.df, batch.run.query_id, batch.batch_id)
         if self._plan.seed is not None and batch.batch_id == 0 and self._seed(batch):
             return
         ledgers, answers = self._begin(batch, upstream_txid)
@@ -147,8 +150,6 @@ class BatchDriver:
         batch_id, run = batch.batch_id, batch.run
         plan = self._planned.next(batch.access, batch_id, run, upstream_txid)
         ledgers = None if self._open is None or self._open[0] != run else self._open[1]
-        if self._quarantine is not None and (ledgers is None or run.run_id is None):  # each call by hand is a new run
-            self._quarantine.list_kept(batch.df, run.query_id, batch_id)
         if ledgers is not None:
             answers = batch.ask(ledgers.begin, batch_id, plan)
         else:
@@ -185,6 +186,8 @@ class BatchDriver:
         if commits is not None and seeding.ledgers is not None:
             self._open = batch.run, seeding.ledgers
             batch.calls.ledgers, batch.calls.plan = seeding.ledgers, self._plan
+            if self._quarantine is not None:
+                self._quarantine.forget(batch.df, batch.run.query_id, 0)
             self._report(batch, commits, [None] * len(commits), None)
         return commits is not None or self._plan.seed.reports is not None  # of a dry run
 
