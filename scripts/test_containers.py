@@ -51,6 +51,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "correct",
         "correct_windows",
         "recount",
+        "recount_windows",
     )
     redis += ("daily_commands", "export", "messages", "new_values", "state_query", "spark_key_counts", "states_before")
     redis += (
@@ -82,6 +83,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "correct",
         "correct_windows",
         "recount",
+        "recount_windows",
         "count_windows",
         "dataframes",
         "drpc",

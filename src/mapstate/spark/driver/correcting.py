@@ -10,8 +10,8 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -44,7 +44,7 @@ from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import ONE_DRAW, computed_once, through
 from mapstate.spark.driver.job import Branch, StreamPlan
 from mapstate.spark.driver.new_values import read_back
-from mapstate.spark.driver.recounting import Recount, set_up
+from mapstate.spark.driver.recounting import Range, Recount, set_up
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.row_digest import check_digest, digest_of
 from mapstate.spark.driver.seeding import why_not_apart
@@ -103,7 +103,7 @@ def correct(
         )
     with opened(branch.job.spec.backend, branch.job.spec.state) as store:
         if recount is not None:
-            done = _recounted(store, df, branch, recount, id=id, take_over=take_over)
+            done = _recounted(store, df, branch, recount, id, take_over=take_over)
         else:
             done = _corrected(store, df, branch, id=id, add=add, retract=retract, take_over=take_over)
         if emit and has_functions:
@@ -132,7 +132,7 @@ def _corrected(
         signed = correctable(job.aggregators, seen.first_fields(fenced=isinstance(store, FencedWrites)))
         job = replace(job, aggregators=signed, columns={**job.columns, SIGN: "int"})
     state = make_driver(Branch(job, make_driver=branch.make_driver))
-    correction = _Correction(store, state, id, take_over=take_over)
+    correction = _Correction(store, state, id, take_over)
     correction.check(correction.ledger.remember())
     if not access_of(df).is_local():
         check_executors(df, [branch])
@@ -145,15 +145,7 @@ def _corrected(
             return correction.run(frame, digest, RetryPolicy([job.spec], access_of(df).may_go_on))
 
 
-def _recounted(
-    store: Any,
-    df: DataFrame,
-    branch: Branch,
-    recount: Recount,
-    *,
-    id: str,  # noqa: A002
-    take_over: bool,
-) -> Corrected:
+def _recounted(store: Any, df: DataFrame, branch: Branch, recount: Recount, name: str, *, take_over: bool) -> Corrected:
     """The way of a recount. The rows of its keys are held as those of other corrections are, below the cut."""
     from pyspark.sql import functions as F
 
@@ -162,11 +154,13 @@ def _recounted(
     check_able(store, job.spec.state, "correction")
     seen = read_ledger(store, job.spec.state)
     known = read_list(store, seen)
-    entry = _listed(known, id)
-    correction = _Correction(store, state, id, take_over=take_over, position=seen)
+    entry = _listed(known, name)
+    correction = _Correction(store, state, name, take_over, seen)
     if entry is None:
         correction.check(correction.ledger.remember())
         recount.check_counted(job.spec.state, known)
+    if isinstance(state, WindowedState):
+        correction.span = Range(recount, state, seen, may_be_gone=entry is not None)
     last = entry or seen.last_commit
     cut = recount.cut(None if last is None else last.offsets)
     if entry is None:
@@ -175,28 +169,39 @@ def _recounted(
             check_executors(df, [branch])
     rows = through(branch.steps, cut.below(df.schema.names), None)
     StateDriver(branch).check_columns(rows)
-    with _computed(recount.wanted(job)) as keys:
-        frame = recount.of_keys(rows, keys, branch.job)
+    with ExitStack() as stack:
+        if correction.span is not None:
+            frame, place = correction.span.rows(rows), f"{cut.place} {correction.span.name}"
+        else:
+            keys = stack.enter_context(_computed(recount.wanted(job)))
+            frame, place = recount.of_keys(rows, keys, branch.job), cut.place
         check_digest(job.spec.state, frame)
-        with _computed(frame) as held:
-            digest = hashlib.blake2b(f"{digest_of(held)} {cut.place}".encode(), digest_size=16).hexdigest()
-            if entry is not None:
-                return _done_before(job.spec.state, entry, digest)
-            cut.check()  # that it was the same while it was read
-            lines = held.where(F.col(PRESENT).isNull()).count()
-            with closing(_Opened(state)):
-                return correction.run(held, digest, RetryPolicy([job.spec], access_of(df).may_go_on), lines)
+        held = stack.enter_context(_computed(frame))
+        digest = hashlib.blake2b(f"{digest_of(held)} {place}".encode(), digest_size=16).hexdigest()
+        if entry is not None:
+            return _done_before(job.spec.state, entry, digest)
+        cut.check()  # that it was the same while it was read
+        lines = held.where(F.col(PRESENT).isNull()).count()
+        stack.enter_context(closing(_Opened(state)))
+        return correction.run(held, digest, RetryPolicy([job.spec], access_of(df).may_go_on), lines)
 
 
+@dataclass
 class _Correction:
-    """The way of one call. ``position`` is the ledger at whose last batch a history was cut; None without one."""
+    """The way of one call. ``position`` is the ledger at whose last batch a history was cut; None without one.
 
-    def __init__(
-        self, store: Any, state: StateDriver, name: str, *, take_over: bool, position: LedgerRecord | None = None
-    ) -> None:
-        self._store, self._state, self._id, self._take_over = store, state, name, take_over
-        self._position = position
-        self.ledger = Ledger(store, state.name)
+    ``span`` are the windows that are computed anew.
+    """
+
+    _store: Any
+    _state: StateDriver
+    _id: str
+    _take_over: bool
+    _position: LedgerRecord | None = None
+    span: Range | None = None
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self._store, self._state.name)
 
     def check(self, seen: LedgerRecord) -> None:
         """Refuse before any row is computed."""
@@ -238,12 +243,19 @@ class _Correction:
         self.check(seen)
         if self._position is not None:
             check_still_at(seen, self._position)
-        rows = _placed(self._state, frame, seen) if isinstance(self._state, WindowedState) else frame
+        rows, gone = frame, {}
+        if self.span is not None:
+            rows, gone = self.span.keyed(frame), self.span.gone(frame, seen)
+        elif isinstance(self._state, WindowedState):
+            rows = _placed(self._state, frame, seen)
         self._check_forgotten(rows, seen, known)
         attempt = self.ledger.begin_operator("correction", take_over=self._take_over, seen=seen)
         try:
             result = self._state.attempt((frame, None), self.ledger.record, attempt)
-            last, count = seen.last_commit, result.rows - lines
+            last, count, keys = seen.last_commit, result.rows - lines, result.keys
+            if self.span is not None and gone:
+                with writer_of(self._store, attempt.token, has_txids=True) as writer:
+                    keys += self.span.remove(gone, writer, seen, attempt, result.panes)
             entry = ListEntry(
                 kind="correction",
                 id=self._id,
@@ -253,7 +265,7 @@ class _Correction:
                 owner="" if last is None else last.owner,
                 batch_id=None if last is None else last.batch_id,
                 offsets=None if last is None else last.offsets,
-                keys=result.keys,
+                keys=keys,
                 rows=count,
             )
             with writer_of(self._store, attempt.token, has_txids=True) as writer:
@@ -264,7 +276,7 @@ class _Correction:
                 self.ledger.give_up_operator(attempt.txid)
             raise
         _log.info("state %s: correction %r, txid %d, %d rows", seen.state, self._id, attempt.txid, count)
-        return Corrected(seen.state, self._id, attempt.txid, count, result.keys, was_done=False)
+        return Corrected(seen.state, self._id, attempt.txid, count, keys, was_done=False)
 
     def _check_forgotten(self, frame: DataFrame, seen: LedgerRecord, known: Sequence[ListEntry]) -> None:
         """Raises UsageError where a key that was forgotten would get rows: nothing tells whether they are later."""
@@ -396,7 +408,7 @@ def _check(
         raise UsageError(
             "correct takes rows to add, rows to retract, or both; or a recount alone. Nothing was written."
         )
-    given = dict(rows) if recount is None else {"recount": recount.history.rows, "keys": recount.keys}
+    given = dict(rows) if recount is None else recount.frames()
     if is_connect(df) or any(map(is_connect, given.values())):
         raise UsageError(
             "a correction runs in the process that calls it, and under Spark Connect batches run in one of the server. "
@@ -426,8 +438,10 @@ def _check(
             "and swap. See docs/life.md#correct"
         )
     if recount is not None:
+        recount.check(branch.job)
         kinds = {key.name: key.type for key in branch.job.keys}
-        _check_columns(f"the keys of a recount of {spec.state!r} need its key columns", kinds, recount.keys)
+        if recount.keys is not None:
+            _check_columns(f"the keys of a recount of {spec.state!r} need its key columns", kinds, recount.keys)
         return
     check_digest(spec.state, df)
     for frame in given.values():

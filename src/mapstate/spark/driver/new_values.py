@@ -67,8 +67,10 @@ def read_back(
         for texts, records, _ in all_records(pages, store.multi_get, measured_fields(ledger), loads):
             pairs = zip(texts, records, strict=True) if codec.blocks is None else records
             written = {text: record for text, record in pairs if record is not None and record[0] == commit.txid}
-            if ledger.windows is not None:  # a purge leaves such records, and no key of a window has no value
-                written = {text: record for text, record in written.items() if record[1] is not None}
+            if ledger.windows is not None:  # a purge leaves such records, and a recount has the value before
+                written = {
+                    text: record for text, record in written.items() if record[1] is not None or record[2] is not None
+                }
             fresh = {text: record for text, record in written.items() if text not in seen}
             seen.update(fresh)
             if fresh:

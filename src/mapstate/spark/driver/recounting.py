@@ -1,11 +1,12 @@
-"""What a recount asks for: a history, where it ends, and the keys that are computed anew from it. Driver.
+"""What a recount asks for: a history, where it ends, and which keys or windows are computed anew from it. Driver.
 
 Its attempt is that of a correction, see `mapstate.spark.driver.correcting`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,12 +14,35 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.recounted import PRESENT, RecountedFields
 from mapstate.errors import INSIDE, ConfigurationError, UsageError, shown
+from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.maps.operator_list import ListEntry, of_kind
+from mapstate.maps.pane_index import (
+    PaneKeys,
+    PanePages,
+    batched,
+    index_keys,
+    index_lost,
+    key_pages,
+    slices,
+    store_key,
+    windows_of_ledger,
+)
+from mapstate.maps.record_pass import CodecWithIndex
 from mapstate.protocol.cuts import RECOUNT
+from mapstate.protocol.ledger_record import Attempt, LedgerRecord
+from mapstate.protocol.seeding import first_pane
+from mapstate.protocol.windows import PaneChange
+from mapstate.reader.times import Time, number_of_caller
+from mapstate.schema import time_text
 from mapstate.spark.driver.apply import Grouping
 from mapstate.spark.driver.initial_rows import Cut, InitialRows
 from mapstate.spark.driver.job import Job
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.driver.state import StateDriver
+from mapstate.spark.driver.window_rows import ANY_TIME
+from mapstate.spark.driver.windows import WindowedState
+from mapstate.spark.executor.task import columns_to_python
+from mapstate.spark.executor.window_task import Reads
 from mapstate.spark.interfaces import kind_of
 
 if TYPE_CHECKING:
@@ -26,16 +50,35 @@ if TYPE_CHECKING:
 
 
 class Recount(NamedTuple):
-    """The history, the keys, and the ids of corrections whose rows the history has."""
+    """The history, the ids of corrections whose rows it has, and what is computed anew from it.
+
+    That are the ``keys`` of a state without windows, or the panes from ``since`` on and before ``until``.
+    """
 
     history: InitialRows
-    keys: DataFrame
     counted: Sequence[str]
+    keys: DataFrame | None = None
+    since: Time | None = None
+    until: Time | None = None
+
+    def frames(self) -> dict[str, DataFrame]:
+        """The frames that a call has given, by their argument."""
+        return {"recount": self.history.rows} | ({} if self.keys is None else {"keys": self.keys})
+
+    def check(self, job: Job) -> None:
+        """Raises UsageError where it does not say what is computed anew."""
+        named = (self.keys is None, self.since is None, self.until is None)
+        if named != ((True, False, False) if job.windows is not None else (False, True, True)):
+            raise UsageError(
+                f"state {job.spec.state!r} has {'windows' if job.windows else 'no windows'}. A recount of windows has "
+                "since= and until=, between which they are computed anew, and that of other states has keys=. Nothing "
+                "was written."
+            )
 
     def why_not(self, job: Job) -> Iterator[str]:
         """Why a state cannot be recounted."""
-        if job.windows is not None:
-            yield "it has windows, and a recount is of keys with one value"
+        if job.windows is not None and job.spec.blocks is not None:
+            yield "it has windows in blocks, and a recount is of windows with a record per key"
         if not job.keys:
             yield "it has one key, so all of it would be computed anew"
         if job.spec.ttl:
@@ -57,6 +100,7 @@ class Recount(NamedTuple):
 
     def wanted(self, job: Job) -> DataFrame:
         """The keys, each once, for `of_keys`."""
+        assert self.keys is not None  # noqa: S101  `why_not` refuses the call
         return self.keys.select(*(column_of(name).alias(place) for name, place in _places(job).items())).distinct()
 
     def of_keys(self, rows: DataFrame, wanted: DataFrame, job: Job) -> DataFrame:
@@ -71,16 +115,112 @@ class Recount(NamedTuple):
         return wanted.join(rows, is_same, "left").select(*names, PRESENT)
 
 
-def recount_of(
-    stream: str, df: DataFrame, history: Any, keys: DataFrame | None, counted: Sequence[str]
-) -> Recount | None:
+class Range:
+    """The panes of a state that are computed anew: those of rows from one time on and before another one.
+
+    Raises UsageError where no pane begins at one of them, for windows that are gone, and for times of another type.
+    """
+
+    def __init__(self, recount: Recount, state: WindowedState, seen: LedgerRecord, *, may_be_gone: bool) -> None:
+        self._state, kind = state, state.windows.type
+        panes, first = windows_of_ledger(seen).definition.panes, first_pane(windows_of_ledger(seen))
+        self.since, self.until = (number_of_caller(at, kind, seen.state) for at in (recount.since, recount.until))
+        for name, at in (("since", self.since), ("until", self.until)):
+            if panes.pane(at) != at:
+                before = panes.pane(at)
+                before = panes.start(at) if before is None else before
+                near = [time_text(of, kind) for of in (before, panes.after(before))]
+                raise UsageError(
+                    f"state {seen.state!r}: {name}= is {time_text(at, kind)}, where none of the panes begins of which "
+                    f"its windows are made; they begin at {near[0]} and {near[1]}. Nothing was written."
+                )
+        if self.since >= self.until:
+            raise UsageError(f"state {seen.state!r}: since= is not before until=, so no window is between them.")
+        self.name = f"{self.since} {self.until}"
+        if first is not None and self.since < first and not may_be_gone:
+            raise UsageError(
+                f"state {seen.state!r}: windows of rows since {time_text(self.since, kind)} are gone, past their "
+                "retention, and what is there of others would be a part. Nothing was written. Take a later since=."
+            )
+
+    def rows(self, rows: DataFrame) -> DataFrame:
+        """Those with a time in the range."""
+        from pyspark.sql import functions as F
+
+        rows = rows.withColumn(PRESENT, F.lit(True))
+        placed, pane = self.keyed(rows), F.col(self._state.windows.column)
+        number = pane if self._state.windows.type == "bigint" else F.unix_micros(pane)
+        return placed.where((number >= self.since) & (number < self.until)).select(*map(column_of, rows.columns))
+
+    def keyed(self, rows: DataFrame) -> DataFrame:
+        """The rows with their panes; none of them is late."""
+        self._state.branch.taken = (self.since, ANY_TIME)
+        return self._state.keyed(rows)
+
+    def gone(self, rows: DataFrame, seen: LedgerRecord) -> dict[str, set[str]]:
+        """The keys of the panes that none of the ``rows`` has, by the text of their pane. Reads the index of the panes.
+
+        Raises StoreLostError.
+        """
+        state, gone = self._state, dict[str, set[str]]()
+        names, codec = [key.name for key in seen.keys], KeyCodec(seen.keys)
+        there = set[StoreKey]()
+        for batch in calls().to_arrow(self.keyed(rows).select(*map(column_of, names)).distinct()).to_batches():
+            there.update(codec.encode_columns(columns_to_python(batch.columns, names), batch.num_rows))
+        windows = windows_of_ledger(seen)
+        with closing(Reads(state.spec, seen, seen.view(), seen.next_txid - 1)) as reads:
+
+            def lost(chunk: str) -> None:
+                raise index_lost(seen.state, chunk)
+
+            panes = PanePages(seen.state, windows, reads.index).named(self.since, self.until)
+            for part in slices(reads.index, map(reads.keys.text, panes), windows.width):
+                for rests in key_pages(reads.index, part, lost):
+                    lacking = [
+                        rest for rest in rests if store_key(part.pane, rest, is_native_integer=False) not in there
+                    ]
+                    gone.setdefault(part.pane, set()).update(lacking)
+        return {pane: rests for pane, rests in gone.items() if rests}
+
+    def remove(
+        self, gone: Mapping[str, set[str]], writer: Any, seen: LedgerRecord, attempt: Attempt, panes: PaneChange | None
+    ) -> int:
+        """Takes keys out of panes and their index, as a part of an attempt whose tasks are done. Returns how many.
+
+        ``panes`` is what these have done: they may have moved a key within the index.
+        """
+        codec, keys = CodecWithIndex(seen), PaneKeys(seen)
+
+        def read(names: Sequence[StoreKey]) -> list[tuple[Any, Any]]:
+            """Each value as the attempt's tasks have left it, and the one before."""
+            records = codec.loads(names, writer.multi_get(names))
+            values = attempt.view.values(records, attempt.txid)
+            return [
+                (record[1] if record is not None and record[0] == attempt.txid else value, value)
+                for record, value in zip(records, values, strict=True)
+            ]
+
+        width = max(windows_of_ledger(seen).width, 0 if panes is None else panes.width)
+        for pane, rests in gone.items():
+            parts = list(slices(lambda names: [now for now, _ in read(names)], [pane], width))
+            index = [name for part in parts for name in index_keys(part)]
+            for some in batched([*keys.of(pane, rests), *index], self._state.spec.chunk_size):
+                records = [
+                    (attempt.txid, [rest for rest in now if rest not in rests] if is_index_key(key) else None, before)
+                    for key, (now, before) in zip(some, read(some), strict=True)
+                ]
+                writer.multi_put(some, codec.dumps(some, records))
+        return sum(map(len, gone.values()))
+
+
+def recount_of(stream: str, df: DataFrame, history: Any, counted: Sequence[str], **asked: Any) -> Recount | None:
     """What a call asks for; None without any of it. Raises UsageError and ConfigurationError."""
-    if history is None and keys is None and not counted:
+    if history is None and not counted and all(given is None for given in asked.values()):
         return None
-    if history is None or keys is None or isinstance(counted, str):
+    if history is None or isinstance(counted, str):
         raise UsageError(
-            "a recount takes a history, recount=, and keys=, the keys to compute anew; counted= is a list of ids. "
-            "Nothing was written."
+            "a recount takes a history, recount=, and keys=, the keys to compute anew, or since= and until= of a state "
+            "with windows; counted= is a list of ids. Nothing was written."
         )
     if not isinstance(history, InitialRows):
         raise ConfigurationError(
@@ -88,7 +228,7 @@ def recount_of(
             "Nothing was written. See docs/life.md#compute-keys-anew"
         )
     history.check(stream, df, "rows of a recount")
-    return Recount(history, keys, counted)
+    return Recount(history, counted, **asked)
 
 
 def set_up(state: StateDriver) -> StateDriver:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
+    from mapstate.reader.times import Time
     from mapstate.spark.driver.correcting import Corrected
     from mapstate.spark.driver.initial_rows import InitialRows
     from mapstate.spark.driver.state import StateDriver
@@ -143,11 +144,13 @@ class PersistentAggregate(OfQuery):
         retract: DataFrame | None = None,
         recount: InitialRows | None = None,
         keys: DataFrame | None = None,
+        since: Time | None = None,
+        until: Time | None = None,
         counted: Sequence[str] = (),
         emit: bool | None = None,
         take_over: bool = False,
     ) -> Corrected:
-        """Adds rows that never came, takes back rows that were counted, or computes keys anew, in one attempt. Driver.
+        """Adds rows that never came, takes back counted ones, or computes keys or windows anew, in one attempt. Driver.
 
         For an opaque state that counts a batch, with its query stopped: a batch that begins meanwhile fences the
         correction, and nothing of it counts. The rows have the columns of the DataFrame that `newStream` got, and go
@@ -160,7 +163,9 @@ class PersistentAggregate(OfQuery):
                        each was counted, unless a number falls below 0: that is refused
         ``recount``    a history that has all rows below the end of the last batch. Of the ``keys`` the aggregates of
                        these rows take the place of what is there, whatever the aggregators are; without rows a key goes
-        ``keys``       a DataFrame with the key columns of the state
+        ``keys``       a DataFrame with the key columns of the state, which has no windows
+        ``since``, ``until``  of a state with windows in the place of keys: the windows of rows with these times are
+                       computed anew, of all keys. A datetime with a time zone, or a number where times are a bigint
         ``counted``    ids of corrections whose rows the history has. A recount is refused where there are others
         ``emit``       of a state whose new values or fired windows go to functions: whether these are called, at least
                        once, with the keys that the correction wrote, and with each final window of which it changed
@@ -176,7 +181,7 @@ class PersistentAggregate(OfQuery):
         from mapstate.spark.driver.recounting import recount_of
 
         plan, df, rows = self.query.plan, self.query.df, {"add": add, "retract": retract}
-        asked = recount_of(plan.stream, df, recount, keys, counted)
+        asked = recount_of(plan.stream, df, recount, counted, keys=keys, since=since, until=until)
         return correct(plan, df, self.branch, id=id, **rows, recount=asked, emit=emit, take_over=take_over)
 
     def on_batch(self, function: OnBatch) -> Self:
