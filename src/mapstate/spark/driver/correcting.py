@@ -245,7 +245,8 @@ class _Correction:
             check_still_at(seen, self._position)
         rows, gone = frame, {}
         if self.span is not None:
-            rows, gone = self.span.keyed(frame), self.span.gone(frame, seen)
+            rows = self._state.keyed(frame)
+            gone = self.span.gone(rows, seen, known)
         elif isinstance(self._state, WindowedState):
             rows = _placed(self._state, frame, seen)
         self._check_forgotten(rows, seen, known)
@@ -424,7 +425,7 @@ def _check(
     elif definition is not None and definition.sessions:
         whys.append("its windows are sessions")
     elif definition is not None and "retract" in given:
-        whys.append("rows of windows are added only: a key of a window is never removed")
+        whys.append("rows of windows are added, or a span of time is computed anew")
     if spec.type == "transactional":
         whys.append("it is transactional, and only opaque records keep the value before")
     whys += [] if recount is None else recount.why_not(branch.job)

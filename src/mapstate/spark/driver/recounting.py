@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.recounted import PRESENT, RecountedFields
-from mapstate.errors import INSIDE, ConfigurationError, UsageError, shown
+from mapstate.errors import INSIDE, ConfigurationError, FencedError, UsageError, shown
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
-from mapstate.maps.operator_list import ListEntry, of_kind
+from mapstate.maps.operator_list import ListedKeys, ListEntry, of_kind
 from mapstate.maps.pane_index import (
     PaneKeys,
     PanePages,
@@ -31,7 +31,8 @@ from mapstate.maps.record_pass import CodecWithIndex
 from mapstate.protocol.cuts import RECOUNT
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
 from mapstate.protocol.seeding import first_pane
-from mapstate.protocol.windows import PaneChange
+from mapstate.protocol.stored_ledger import read_ledger
+from mapstate.protocol.windows import LATEST, PaneChange
 from mapstate.reader.times import Time, number_of_caller
 from mapstate.schema import time_text
 from mapstate.spark.driver.apply import Grouping
@@ -100,7 +101,7 @@ class Recount(NamedTuple):
 
     def wanted(self, job: Job) -> DataFrame:
         """The keys, each once, for `of_keys`."""
-        assert self.keys is not None  # noqa: S101  `why_not` refuses the call
+        assert self.keys is not None  # noqa: S101  see `check`
         return self.keys.select(*(column_of(name).alias(place) for name, place in _places(job).items())).distinct()
 
     def of_keys(self, rows: DataFrame, wanted: DataFrame, job: Job) -> DataFrame:
@@ -119,15 +120,20 @@ class Range:
     """The panes of a state that are computed anew: those of rows from one time on and before another one.
 
     Raises UsageError where no pane begins at one of them, for windows that are gone, and for times of another type.
+    The state's driver takes no row for late from then on.
     """
 
     def __init__(self, recount: Recount, state: WindowedState, seen: LedgerRecord, *, may_be_gone: bool) -> None:
         self._state, kind = state, state.windows.type
+        if seen.windows is None:
+            raise UsageError(f"state {seen.state!r} has no windows, and the job declares some. Nothing was written.")
         panes, first = windows_of_ledger(seen).definition.panes, first_pane(windows_of_ledger(seen))
         self.since, self.until = (number_of_caller(at, kind, seen.state) for at in (recount.since, recount.until))
         for name, at in (("since", self.since), ("until", self.until)):
-            if panes.pane(at) != at:
-                before = panes.pane(at)
+            if abs(at) > LATEST:
+                raise UsageError(f"state {seen.state!r}: {name}= is {at}, a time that no row has. Nothing was written.")
+            before = panes.pane(at)
+            if before != at:
                 before = panes.start(at) if before is None else before
                 near = [time_text(of, kind) for of in (before, panes.after(before))]
                 raise UsageError(
@@ -135,50 +141,56 @@ class Range:
                     f"its windows are made; they begin at {near[0]} and {near[1]}. Nothing was written."
                 )
         if self.since >= self.until:
-            raise UsageError(f"state {seen.state!r}: since= is not before until=, so no window is between them.")
+            raise UsageError(f"state {seen.state!r}: since= is not before until=. Nothing was written.")
         self.name = f"{self.since} {self.until}"
         if first is not None and self.since < first and not may_be_gone:
             raise UsageError(
                 f"state {seen.state!r}: windows of rows since {time_text(self.since, kind)} are gone, past their "
-                "retention, and what is there of others would be a part. Nothing was written. Take a later since=."
+                "retention, and so are parts of others. Nothing was written. Take "
+                f"since={time_text(first, kind)} or later."
             )
+        state.branch.taken = (self.since, ANY_TIME)
 
     def rows(self, rows: DataFrame) -> DataFrame:
         """Those with a time in the range."""
         from pyspark.sql import functions as F
 
-        rows = rows.withColumn(PRESENT, F.lit(True))
-        placed, pane = self.keyed(rows), F.col(self._state.windows.column)
+        columns = list(map(column_of, self._state.job.columns))
+        rows = rows.withColumn(PRESENT, F.lit(True)).select(*columns)
+        placed, pane = self._state.keyed(rows), F.col(self._state.windows.column)
         number = pane if self._state.windows.type == "bigint" else F.unix_micros(pane)
-        return placed.where((number >= self.since) & (number < self.until)).select(*map(column_of, rows.columns))
+        return placed.where((number >= self.since) & (number < self.until)).select(*columns)
 
-    def keyed(self, rows: DataFrame) -> DataFrame:
-        """The rows with their panes; none of them is late."""
-        self._state.branch.taken = (self.since, ANY_TIME)
-        return self._state.keyed(rows)
+    def gone(self, keyed: DataFrame, seen: LedgerRecord, known: Sequence[ListEntry]) -> dict[str, set[str]]:
+        """The keys of the panes that no row has, by the text of their pane. Reads the index of the panes.
 
-    def gone(self, rows: DataFrame, seen: LedgerRecord) -> dict[str, set[str]]:
-        """The keys of the panes that none of the ``rows`` has, by the text of their pane. Reads the index of the panes.
-
-        Raises StoreLostError.
+        Keys that were forgotten are none of them: the history has to lack their rows, also those that came since.
+        Raises StoreLostError, and FencedError where a batch has begun meanwhile.
         """
-        state, gone = self._state, dict[str, set[str]]()
+        state, gone, forgotten = self._state, dict[str, set[str]](), of_kind(known, "forget").values()
+        listed = ListedKeys(seen.keys, forgotten)
         names, codec = [key.name for key in seen.keys], KeyCodec(seen.keys)
         there = set[StoreKey]()
-        for batch in calls().to_arrow(self.keyed(rows).select(*map(column_of, names)).distinct()).to_batches():
+        for batch in calls().to_arrow(keyed.select(*map(column_of, names)).distinct()).to_batches():
             there.update(codec.encode_columns(columns_to_python(batch.columns, names), batch.num_rows))
         windows = windows_of_ledger(seen)
         with closing(Reads(state.spec, seen, seen.view(), seen.next_txid - 1)) as reads:
 
             def lost(chunk: str) -> None:
+                now = read_ledger(reads.store, seen.state)
+                if (now.epoch, now.windows) != (seen.epoch, seen.windows):
+                    raise FencedError(
+                        f"state {seen.state!r}: its query was started while the windows were read. Nothing was "
+                        "written. Recount again, between two batches.",
+                        state=seen.state,
+                    )
                 raise index_lost(seen.state, chunk)
 
             panes = PanePages(seen.state, windows, reads.index).named(self.since, self.until)
             for part in slices(reads.index, map(reads.keys.text, panes), windows.width):
                 for rests in key_pages(reads.index, part, lost):
-                    lacking = [
-                        rest for rest in rests if store_key(part.pane, rest, is_native_integer=False) not in there
-                    ]
+                    texts = {rest: store_key(part.pane, rest, is_native_integer=False) for rest in rests}
+                    lacking = [rest for rest, text in texts.items() if text not in there and text not in listed]
                     gone.setdefault(part.pane, set()).update(lacking)
         return {pane: rests for pane, rests in gone.items() if rests}
 
@@ -232,7 +244,7 @@ def recount_of(stream: str, df: DataFrame, history: Any, counted: Sequence[str],
 
 
 def set_up(state: StateDriver) -> StateDriver:
-    """The driver of a state, for rows as `Recount.of_keys` gives them."""
+    """The driver of a state, for rows as `Recount.of_keys` and `Range.rows` give them."""
     state.make_fields, state.make_grouping = RecountedFields, partial(_with_presence, state.make_grouping)
     return state
 

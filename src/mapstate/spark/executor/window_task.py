@@ -142,7 +142,7 @@ class WindowTask(TimedTask):
         found.panes = sorted({*found.panes, *pc.unique(places.drop_null()).cast(pa.int64()).to_pylist()})
 
     def keeping(self, bases: list[Any]) -> CombineAll:
-        """See `BatchTask.keeping`. A key of a window is never removed, so the index names it once."""
+        """See `BatchTask.keeping`. No batch removes a key of a window, so the index names it once."""
         keeping = super().keeping(bases)
 
         def combine(old: list[Any], partials: list[Any]) -> list[Any]:
