@@ -242,7 +242,7 @@ def test_a_forgotten_key_and_rows_to_take_back_are_refused(spark, clicks, tmp_pa
     before = ledger(url)
     with pytest.raises(errors.UsageError, match="1 keys of the rows to add were forgotten"):
         correct(spark, clicks, state, [Row(290, "x", 1), Row(290, "y", 1)])
-    with pytest.raises(errors.ConfigurationError, match="rows of windows are added only"):
+    with pytest.raises(errors.ConfigurationError, match="rows of windows are added, or a span of time"):
         state.correct(retract=frame(spark, [Row(290, "y", 1)]), id="a")
     assert ledger(url) == before
     clicks.rows = [row for row in clicks.rows if row.user != "x"]

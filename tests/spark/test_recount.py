@@ -541,7 +541,7 @@ def test_calls_that_are_wrong_are_refused(spark, log, lite):
             {"recount": rows, "keys": asked},
             r"a history that says where it ends, InitialRows\(rows, ends=...\), not a Data",
         ),
-        ({"recount": ended}, "a recount takes a history, recount=, and keys="),
+        ({"recount": ended}, "has no windows. A recount of windows .* and that of other states has keys="),
         ({"keys": asked}, "a recount takes a history"),
         ({"add": rows, "counted": ["x"]}, "a recount takes a history"),
         ({"recount": ended, "keys": asked, "add": rows}, "or a recount"),
@@ -565,11 +565,6 @@ REFUSED: dict[str, Callable[..., Any]] = {
     "it has one key": lambda rows, url: rows.persistentAggregate(opaque(url), most=Max("bytes")),
     "its records expire": lambda rows, _: rows.groupBy("user_id").persistentAggregate(
         opaque("redis://127.0.0.1:1", ttl=60), most=Max("bytes")
-    ),
-    "it has windows": lambda rows, url: (
-        rows.tumblingWindow(5, timestampField="bytes")
-        .groupBy("user_id")
-        .persistentAggregate(opaque(url, name="w"), most=Max("bytes"))
     ),
 }
 
