@@ -113,26 +113,23 @@ def in_column(value: Any, kind: str) -> Any:
     """A value as a column holds it: the text of its JSON where its type, or that of a part, is no Spark type."""
     if kind == "any":
         return json_text(value)
-    if value is None or "any" not in kind:
+    if value is None or column_type(kind) == kind:
         return value
     if kind.startswith("array<"):
         item = item_type(kind)
         return [in_column(part, item) for part in value]
-    if kind.startswith("struct<"):
-        parts = value.values() if isinstance(value, Mapping) else value
-        return {name: in_column(part, of) for (name, of), part in zip(struct_fields(kind), parts, strict=True)}
-    return value
+    parts = value if isinstance(value, Mapping) else dict(zip(dict(struct_fields(kind)), value, strict=True))
+    return {name: in_column(parts.get(name), of) for name, of in struct_fields(kind)}
 
 
+@lru_cache(maxsize=256)
 def column_type(kind: str) -> str:
     """The Spark type of a column with what `in_column` returns."""
-    if kind == "any" or "any" not in kind:
-        return "string" if kind == "any" else kind
     if kind.startswith("array<"):
         return f"array<{column_type(item_type(kind))}>"
-    if kind.startswith("struct<"):
+    if kind.startswith("struct<") and any(column_type(of) != of for of in struct_parts(kind)):
         return struct_type((name, column_type(of)) for name, of in struct_fields(kind))
-    return kind
+    return "string" if kind == "any" else kind
 
 
 def struct_parts(name: str) -> list[str]:
@@ -149,8 +146,8 @@ def struct_fields(name: str) -> Sequence[tuple[str, str]]:
 
 def struct_type(fields: Iterable[tuple[str, str]]) -> str:
     """The type that has these names and types: the inverse of `struct_fields`."""
-    parts = [(field if field.isidentifier() else f"`{field.replace('`', '``')}`", kind) for field, kind in fields]
-    return f"struct<{','.join(f'{field}:{kind}' for field, kind in parts)}>"
+    parts = [f"`{field.replace('`', '``')}`:{kind}" for field, kind in fields]
+    return f"struct<{','.join(parts)}>"
 
 
 def bare(name: str) -> str:

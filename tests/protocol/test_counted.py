@@ -36,6 +36,7 @@ from mapstate.aggregators.results import results_of
 from mapstate.reader.tables import Columns
 from mapstate.schema import Field
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.values import column_type, in_column
 
 COLUMNS = {
     "n": "bigint",
@@ -117,6 +118,15 @@ def test_windows_hold_what_their_rows_come_to(one: Any, length: int, slide: int,
 
 def right(one: Any, rows: list[dict[str, Any]]) -> Any:
     return one.result(reduce(one.combine, [one.init(row) for row in rows]))
+
+
+def test_parts_of_a_column_go_by_their_names():
+    """ "company" has "any" in it."""
+    assert in_column({"n": 1, "company": "x"}, "struct<company:string,n:bigint>") == {"n": 1, "company": "x"}
+    assert column_type("struct<company:string,n:bigint>") == "struct<company:string,n:bigint>"
+    assert in_column({"n": [1], "größe": "x"}, "struct<`größe`:string,n:any>") == {"größe": "x", "n": "[1]"}
+    assert column_type("struct<`größe`:string,n:any>") == "struct<`größe`:string,`n`:string>"
+    assert in_column([("x", [1])], "array<struct<company:string,n:any>>") == [{"company": "x", "n": "[1]"}]
 
 
 class InPlace(CombinerAggregator):
