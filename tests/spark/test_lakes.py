@@ -67,6 +67,8 @@ CASES = {
         "skipped": "266 not as the table",
         "expired": "the snapshot was expired or removed",
         "oldest": "those before it have expired",
+        "oldest-batch": "those before it have expired",
+        "oldest-named": "11 not as the table",
         "oldest-and-next": "260 as the table",
     },
 }

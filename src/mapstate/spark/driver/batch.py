@@ -157,6 +157,8 @@ class BatchDriver:
                 raise has_ended()
             if self._feeds_from_source:
                 batch.access.check_running_increments()
+                if batch_id == 0 and batch.access.reads_iceberg:
+                    repeats.check_whole(batch.access, self._specs, run.query_id)
                 if not batch.access.is_local():
                     check_executors(batch.df, self._plan.branches)
             stores = [state.open() for state in self._states]

@@ -32,6 +32,8 @@ class JvmAccess(ABC):
 
     frame: Any
     context: Any
+    reads_iceberg = False
+    """Whether `initial` has met a table of Iceberg, which loses what it began with."""
 
     @property
     @abstractmethod
@@ -72,6 +74,11 @@ class JvmAccess(ABC):
         if mode.lower() != "append":
             query_run.check_plan(execution.analyzedPlan(), mode)
 
+    def check_whole(self) -> None:
+        """See `check_whole` of `query_run`, of the query that calls. Nothing to check where called by hand."""
+        if self._execution is not None:
+            query_run.check_whole(self._execution)
+
     def checkpoint(self) -> str:
         """Where the query that calls keeps its logs; the same in all of a run. Raises whatever Spark raises."""
         return str(self._execution.resolvedCheckpointRoot())
@@ -89,6 +96,7 @@ class JvmAccess(ABC):
         """Where the first batch starts in each of ``count`` sources: what a source has written down, or None."""
         sources, offsets = self._execution.sources(), list[str | None]()
         for source in map(sources.apply, range(sources.size())):
+            self.reads_iceberg |= str(source.getClass().getName()).startswith(query_run.ICEBERG)
             try:
                 offsets.append(str(source.initialOffset().json()))
             except Exception:  # noqa: BLE001  a source of the older kind, which starts with all it has, or at a version

@@ -11,6 +11,9 @@ from mapstate.errors import UsageError, cut
 
 FUNCTION_PAGE = "See docs/guides/foreach-batch.md"
 
+ICEBERG = "org.apache.iceberg."
+_NO_START = -(1 << 63)  # of such a table: all that is there
+
 FILTER_NAME = "files_not_counted "
 """Before the digest in the text of a plan that leaves files out, see `files_not_counted`."""
 
@@ -74,7 +77,8 @@ def first_version(source: Any) -> str | None:
 def check_whole(execution: Any) -> None:
     """Refuse a source that begins with a snapshot behind others that have expired. ``execution`` is the JVM's.
 
-    An Iceberg table is streamed from the oldest snapshot that is there. Raises UsageError.
+    Unless it is told where to begin, an Iceberg table is streamed from the oldest snapshot that is there. Raises
+    UsageError.
     """
     sources = execution.sources()
     for source in map(sources.apply, range(sources.size())):
@@ -83,22 +87,32 @@ def check_whole(execution: Any) -> None:
             raise UsageError(
                 f"the stream of an Iceberg table begins with snapshot {first}, and those before it have expired: their "
                 "rows are in no stream, and would lack. Nothing was written. Give them as initialRows, the table with "
-                "versionAsOf this snapshot, in front of the stream from the next one on, with a new checkpoint. See "
+                "versionAsOf this snapshot, in front of the stream from the next one on, with a new checkpoint. If "
+                "they shall not count, say where the stream begins: stream-from-timestamp. See "
                 "docs/life.md#delta-and-iceberg"
             )
 
 
+def _private(source: Any, name: str) -> Any:
+    field = source.getClass().getDeclaredField(name)
+    field.setAccessible(True)
+    return field.get(source)
+
+
 def _first_snapshot(source: Any) -> int | None:
-    """The snapshot with which an Iceberg table begins, if the one before it has expired; None for another source.
+    """The snapshot with which an Iceberg table begins, if the one before it has expired.
+
+    None for another source, and where ``stream-from-timestamp`` says where it begins.
 
     Raises UsageError where nothing tells it.
     """
-    if not str(source.getClass().getName()).startswith("org.apache.iceberg."):
+    if not str(source.getClass().getName()).startswith(ICEBERG):
         return None
     try:
-        field = source.getClass().getDeclaredField("table")  # private to Iceberg
-        field.setAccessible(True)
-        table, first = field.get(source), json.loads(source.initialOffset().json())["snapshot_id"]
+        table, start = (_private(source, name) for name in ("table", "fromTimestamp"))
+        if start != _NO_START:
+            return None
+        first = json.loads(source.initialOffset().json())["snapshot_id"]
         snapshot = table.snapshot(first)
         parent = None if snapshot is None else snapshot.parentId()  # an empty table has none
         return int(first) if parent is not None and table.snapshot(parent) is None else None

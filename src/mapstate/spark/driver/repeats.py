@@ -15,13 +15,14 @@ from mapstate import errors
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import opened
 from mapstate.batch_report import BatchReport, FinishedBatch
-from mapstate.errors import StaleBatchError
+from mapstate.errors import StaleBatchError, UsageError
 from mapstate.protocol import ledger as trouble
 from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord
 from mapstate.protocol.ledgers import Ledgers
 from mapstate.protocol.ways_back import can_all_roll_back
+from mapstate.spark.driver.access import Access
 from mapstate.spark.driver.frames import Frames, through
 from mapstate.spark.driver.job import Branch, Downstream, Follower, StreamPlan
 from mapstate.spark.driver.new_values import new_values_frame, new_values_type, read_back
@@ -318,3 +319,13 @@ def ledger_of(spec: StateSpec) -> LedgerRecord | None:
     """The ledger in the state's store, None where there is none yet."""
     with opened(spec.backend, spec.state) as store:
         return Ledger(store, spec.state).load()
+
+
+def check_whole(access: Access, specs: Sequence[StateSpec], query_id: str) -> None:
+    """Before batch 0 of a query that does not count yet: raises UsageError where its source lacks what has expired."""
+    try:
+        access.check_whole()
+    except UsageError:
+        ledgers = list(map(ledger_of, specs))
+        if not all(ledger is not None and ledger.owners.get(query_id) for ledger in ledgers):
+            raise

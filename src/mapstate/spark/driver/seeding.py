@@ -28,13 +28,13 @@ from mapstate.protocol.seed_ledgers import SeedLedgers
 from mapstate.protocol.seeding import check_together, is_complete, with_windows
 from mapstate.protocol.windows import WindowCommit
 from mapstate.spark.driver import repeats
-from mapstate.spark.driver.access import Access, ClassicAccess, is_connect
+from mapstate.spark.driver.access import Access, is_connect
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import Frames
 from mapstate.spark.driver.initial_rows import Cut
 from mapstate.spark.driver.job import Follower, StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches
-from mapstate.spark.driver.query_run import QueryRun, check_whole, has_ended
+from mapstate.spark.driver.query_run import QueryRun, has_ended
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.seed_stage import SeedSettings, Stage, StateSeed, delete
 from mapstate.spark.driver.state import StateDriver
@@ -266,8 +266,8 @@ class Seeding:
     def _check_cut(self, plan: BatchPlan, *, again: bool = False) -> None:
         """Check that all of the history comes: before anything is written, and again when it is staged."""
         check_first(plan)
-        if self._cut is None and isinstance(self._access, ClassicAccess) and self._access.query is not None:
-            check_whole(self._access.query.execution)
+        if self._cut is None:
+            self._access.check_whole()
         if self._cut is not None and (again or not self._cut.is_checked):
             self._cut.check()
 
