@@ -49,6 +49,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
     redis += (
         "forget",
         "correct",
+        "correct_together",
         "correct_windows",
         "recount",
         "recount_windows",
@@ -81,6 +82,7 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
     spark = (
         "seed_forgotten",
         "correct",
+        "correct_together",
         "correct_windows",
         "recount",
         "recount_windows",

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
-from spark_fixtures import contents
+from partitioned_log import SCHEMA, PartitionedLog
+from pyspark.errors import AnalysisException
+from spark_fixtures import DATA_SOURCE, contents
 
-from mapstate import Count, Sum, Topology, newStream, opaque
+from mapstate import Count, Sum, Topology, TumblingDurationWindow, newStream, opaque, open_reader
+from mapstate.operations.forget import forget
 from mapstate.spark import job_main
 
 pytestmark = pytest.mark.spark
@@ -55,13 +59,17 @@ def test_what_a_job_cannot_do_ends_with_2_and_the_message(spark, visits, tmp_pat
         ([], "seed | run | correct"),
         (["run", "--trigger", "10 seconds", "--available-now"], "not allowed with argument"),
         (["correct", "--id", "one", "--add", "t", "--option", "header=true"], "of a --format"),
+        (["correct", "--id", "one", "--add", "t", "--holes", "before"], "said of a --recount"),
+        (["correct", "--id", "one", "--recount", "t", "--coordinates", "a,b,c", "--starts-at", "{}"], "not allowed"),
+        (["seed", "--version-of", "old", "--version-of", "visits=older"], "STATE=NAME"),
+        (["seed", "--version-of", "visits=old", "--version-of", "visits=older"], "STATE=NAME"),
         (["correct", "--id", "one", "--add", "t", "--format", "csv", "--option", "header"], "it is K=V"),
     ):
         with pytest.raises(SystemExit) as ended:
             job_main(counts, visits.checkpoint, words)
         assert ended.value.code == 2
         assert said in capsys.readouterr().err
-    for words, said in ((["seed"], "'site' has 0 streams"), (["correct", "--id", "one"], "a topology has no correct")):
+    for words, said in ((["seed"], "'site' has 0 streams"), (["correct", "--id", "one"], "a correction has rows")):
         with pytest.raises(SystemExit) as ended:
             job_main(Topology("site"), visits.checkpoint, words)
         assert ended.value.code == 2
@@ -140,3 +148,110 @@ def test_an_error_of_a_batch_ends_the_command_with_its_message(spark, visits, tm
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert said.startswith("ValueOverflowError: state 'visits', key 'u1': Sum(bytes)")
+
+
+PLACES = "topic, partition,offset"
+
+
+@DATA_SOURCE
+def test_keys_and_windows_are_computed_anew_by_a_command(spark, tmp_path, capsys):
+    url, log = f"sqlite:///{tmp_path}/state.db", PartitionedLog(tmp_path)
+    log.send(*((f"u{at % 5}", at) for at in range(60)))
+    users = newStream("visits", log.stream(spark)).groupBy("user_id")
+    counts = users.persistentAggregate(opaque(url), visits=Count(), bytes=Sum("bytes"))
+    rows = newStream("visits", log.stream(spark)).transform(lambda frame: frame.withColumn("at", frame["bytes"]))
+    windows = rows.window(TumblingDurationWindow.of(10), timestampField="at", retention=1000).groupBy("user_id")
+    hourly = windows.persistentAggregate(opaque(url, "hourly"), visits=Count())
+    wrong = str(tmp_path / "wrong")
+    spark.createDataFrame([("visits", 0, 0, f"u{at}", 25) for at in range(3)], SCHEMA).write.parquet(wrong)
+    for state in (counts, hourly):
+        place = str(tmp_path / state.name)
+        job_main(state, place, ["run", "--available-now"])
+        job_main(state, place, ["correct", "--id", "wrong", "--add", wrong, "--format", "parquet"])
+    log.table(spark, ends=log.ends()).createOrReplaceTempView("history")
+    (keys := tmp_path / "keys.csv").write_text("user_id\nu0\nu1\n")
+    (history := tmp_path / "history.json").write_text(
+        "".join(
+            f"{json.dumps({'topic': 'visits', 'partition': at, 'offset': i, 'user_id': user, 'bytes': size})}\n"
+            for at, part in enumerate(log.parts)
+            for i, (user, size) in enumerate(part)
+        )
+    )
+    files = ["--format", "csv", "--option", "header=true", "--keys", str(keys)]
+    spark.createDataFrame([("u0",), ("u1",)], "user_id string").createOrReplaceTempView("some_keys")
+    end = json.dumps({"visits": {"0": 30, "1": 30}})
+    again = ["correct", "--id", "again", "--recount", "history"]
+    for state, words, said in (
+        (counts, [*again, "--keys", "some_keys"], "says where its history ends"),
+        (counts, [*again, "--keys", "some_keys", "--starts-at", end, "--holes", "before"], "says where its history"),
+        (counts, [*again, "--keys", "some_keys", "--coordinates", "offset"], "says where its history ends"),
+        (counts, [*again, "--keys", "some_keys", "--coordinates", PLACES], "--counted wrong"),
+        (counts, [*again, *files, "--coordinates", PLACES], "history"),
+        (hourly, [*again, "--since", "noon", "--until", "30", "--coordinates", PLACES], "'time' is a bigint"),
+    ):
+        with pytest.raises((SystemExit, AnalysisException)) as ended:
+            job_main(state, str(tmp_path / state.name), words)
+        assert said in f"{ended.value}{capsys.readouterr().err}".replace("counted=[ID]", "--counted wrong")
+    assert contents(url, "visits") != log.truth()
+    job_main(
+        counts, "", [*again, "--keys", "some_keys", "--coordinates", PLACES, "--holes", "before", "--counted", "wrong"]
+    )
+    assert capsys.readouterr().out.endswith(": 24 rows, 2 keys\n")
+    wanted = log.truth()
+    wanted["u2",] = {name: wanted["u2",][name] + more for name, more in (("visits", 1), ("bytes", 25))}
+    assert contents(url, "visits") == wanted
+    (keys := tmp_path / "keys.json").write_text('{"user_id": "u2"}\n')
+    of_json = ["--format", "json", "--recount", str(history), "--keys", str(keys)]
+    given = ["correct", "--id", "rest", *of_json, "--starts-at", end, "--counted", "wrong", "--counted", "again"]
+    job_main(counts, "", given)
+    assert contents(url, "visits") == log.truth()
+    job_main(
+        hourly,
+        "",
+        [*again, "--since", "20", "--until", "30", "--coordinates", PLACES, "--counted", "wrong"],
+    )
+    with open_reader(url, "hourly") as reader:
+        assert dict(reader.window(30)) == {("u0",): {"visits": 2}} | {(f"u{at}",): {"visits": 2} for at in range(5)}
+
+
+@DATA_SOURCE
+def test_a_history_in_files_has_places_that_the_stream_lacks(spark, tmp_path, capsys):
+    url, log = f"sqlite:///{tmp_path}/state.db", PartitionedLog(tmp_path)
+    log.send(*((f"u{at % 5}", at) for at in range(20)))
+    users = newStream("visits", log.stream(spark).select("user_id", "bytes")).groupBy("user_id")
+    counts = users.persistentAggregate(opaque(url), visits=Count(), bytes=Sum("bytes"))
+    job_main(counts, str(tmp_path / "checkpoint"), ["run", "--available-now"])
+    counts.correct(add=spark.createDataFrame([("u1", 25)], "user_id string, bytes bigint"), id="wrong")
+    (keys := tmp_path / "keys.json").write_text('{"user_id": "u1"}\n')
+    (history := tmp_path / "history.json").write_text(
+        "".join(
+            f"{json.dumps({'topic': 'visits', 'partition': at, 'offset': i, 'user_id': user, 'bytes': size})}\n"
+            for at, part in enumerate(log.parts)
+            for i, (user, size) in enumerate(part)
+        )
+    )
+    words = ["correct", "--id", "again", "--format", "json", "--recount", str(history), "--keys", str(keys)]
+    job_main(counts, "", [*words, "--coordinates", PLACES, "--counted", "wrong"])
+    assert "visits: applied as txid" in capsys.readouterr().out
+    assert contents(url, "visits") == log.truth()
+
+
+@DATA_SOURCE
+def test_a_version_is_seeded_without_what_was_forgotten_by_a_command(spark, tmp_path, capsys):
+    url, log = f"sqlite:///{tmp_path}/state.db", PartitionedLog(tmp_path)
+    log.send(*((f"u{at % 5}", at) for at in range(60)))
+
+    def visits(name):
+        users = newStream("visits", log.stream(spark)).groupBy("user_id")
+        return users.persistentAggregate(opaque(url, name), visits=Count(), bytes=Sum("bytes"))
+
+    job_main(visits("visits"), str(tmp_path / "one"), ["run", "--available-now"])
+    forget(url, "visits", {"user_id": "u1"}, id="ticket-7")
+    log.send(("u1", 7))
+    words = ["seed", "--positions", PLACES, "--version-of"]
+    job_main(visits("visits.v2"), str(tmp_path / "two"), [*words, "visits"])
+    job_main(visits("visits.v3"), str(tmp_path / "three"), [*words, "visits.v3=visits"])
+    for name in ("visits.v2", "visits.v3"):
+        assert contents(url, name) == log.truth(without="u1", below=(30, 30))
+    job_main(visits("visits.v4"), str(tmp_path / "four"), ["seed", "--version-of", "visits.v4="])
+    assert contents(url, "visits.v4") == log.truth()

@@ -48,6 +48,7 @@ class ListEntry(msgspec.Struct, frozen=True, kw_only=True):
     ``owner``, ``batch_id``, ``offsets``  the last batch before it, and where that ended in the source
     ``keys``      how many keys had a value; of a correction how many it wrote
     ``rows``      of a correction
+    ``states``    those that a correction is of, where these are several
     ``purged``    the txid of the attempt that removed what the first one had left; None before it
     """
 
@@ -63,6 +64,7 @@ class ListEntry(msgspec.Struct, frozen=True, kw_only=True):
     offsets: str | None = None
     keys: int = 0
     rows: int = 0
+    states: tuple[str, ...] = ()
     purged: int | None = None
 
     def reaches(self, other: ListEntry) -> bool:

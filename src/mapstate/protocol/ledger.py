@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from mapstate.protocol import transitions, upkeep, ways_back
@@ -35,19 +35,7 @@ class Ledger(HeldLedger):
         self, kind: OperatorKind, *, take_over: bool = False, seen: LedgerRecord | None = None, log_from: int = 0
     ) -> Attempt:
         """See `upkeep.begin_operator`."""
-        session, at = secrets.token_hex(8), now()
-        attempts: list[Attempt] = []
-
-        def begun(before: LedgerRecord) -> LedgerRecord:
-            after, attempt = upkeep.begin_operator(
-                before, session, kind, take_over=take_over, at=at, seen=seen, log_from=log_from
-            )
-            attempts.append(attempt)
-            return after
-
-        self._change(begun, verify_fences=True)
-        self.after_begin(attempts[-1])
-        return attempts[-1]
+        return begin_operators([self], kind, [seen], take_over=take_over, log_from=log_from)[0]
 
     def commit_vacuum(self, txid: int, *, fenced: bool = True, held: int | None = None, removed: int = 0) -> None:
         """See `upkeep.commit_vacuum`. Raises StoreRestartedError if the store restarted since `begin_operator`."""
@@ -68,12 +56,8 @@ class Ledger(HeldLedger):
         )
 
     def commit_correction(self, txid: int, *, keys_delta: int | None = None, panes: PaneChange | None = None) -> None:
-        """See `upkeep.commit_correction`. Raises StoreRestartedError if the store restarted since the begin."""
-        self.close_fences()
-        self._change(
-            lambda before: upkeep.commit_correction(before, txid, keys_delta=keys_delta, panes=panes),
-            same_incarnation=True,
-        )
+        """See `commit_corrections`."""
+        commit_corrections([self], [(txid, keys_delta, panes)])
 
     def give_up_operator(self, txid: int) -> None:
         """Leave a failed attempt behind, if it is still in flight, and close its fence. A query's driver goes on."""
@@ -106,6 +90,50 @@ class Ledger(HeldLedger):
 
     def _change(self, transition: Callable[[LedgerRecord], LedgerRecord], **how: bool) -> None:
         change_all([self], lambda before: [transition(_whole(before[0]))], **how)
+
+
+def begin_operators(
+    ledgers: Sequence[Ledger],
+    kind: OperatorKind,
+    seen: Sequence[LedgerRecord | None],
+    *,
+    take_over: bool = False,
+    log_from: int = 0,
+) -> list[Attempt]:
+    """Begin an operator's attempt in each state of a commit domain, in one write. See `upkeep.begin_operator`."""
+    sessions, at = [secrets.token_hex(8) for _ in ledgers], now()
+    pairs: list[tuple[LedgerRecord, Attempt]] = []
+
+    def begin(before: list[LedgerRecord]) -> list[LedgerRecord]:
+        pairs[:] = [
+            upkeep.begin_operator(
+                _whole(record), session, kind, take_over=take_over, at=at, seen=known, log_from=log_from
+            )
+            for record, session, known in zip(before, sessions, seen, strict=True)
+        ]
+        return [after for after, _ in pairs]
+
+    change_all(ledgers, begin, verify_fences=True)
+    for ledger, (_, attempt) in zip(ledgers, pairs, strict=True):
+        ledger.after_begin(attempt)
+    return [attempt for _, attempt in pairs]
+
+
+def commit_corrections(ledgers: Sequence[Ledger], done: Sequence[tuple[int, int | None, PaneChange | None]]) -> None:
+    """Commit a correction in each state of a commit domain, in one write. See `upkeep.commit_correction`.
+
+    ``done`` has txid, keys_delta and panes of each. Raises StoreRestartedError if the store restarted since the begin.
+    """
+    for ledger in ledgers:
+        ledger.close_fences()
+
+    def commit(before: list[LedgerRecord]) -> list[LedgerRecord]:
+        return [
+            upkeep.commit_correction(_whole(record), txid, keys_delta=keys_delta, panes=panes)
+            for record, (txid, keys_delta, panes) in zip(before, done, strict=True)
+        ]
+
+    change_all(ledgers, commit, same_incarnation=True)
 
 
 def _whole(ledger: LedgerRecord) -> LedgerRecord:

@@ -37,6 +37,14 @@ def through(steps: Sequence[Step], frame: DataFrame, batch_id: int | None) -> Da
     return frame
 
 
+def every_step(steps: Sequence[Step]) -> Iterator[Any]:
+    """Each step, and those of the streams that one of them merges."""
+    for step in steps:
+        yield step
+        for part in getattr(step, "parts", ()):
+            yield from every_step(part)
+
+
 def computed_once(frame: DataFrame) -> tuple[DataFrame, Callable[[], None]]:
     """The frame, computed now, in two replicas and never again; and the function that releases it."""
     kept = calls().stored(frame)
@@ -86,7 +94,7 @@ class Frames:
         raise AssertionError("max_attempts is at least 1")
 
     @contextmanager
-    def of_branches(self, kept: DataFrame, batch_id: int) -> Iterator[list[SentRows]]:
+    def of_branches(self, kept: DataFrame, batch_id: int | None) -> Iterator[list[SentRows]]:
         """The rows of each branch. A step that leads to several branches is computed once for all of them."""
         made: list[tuple[tuple[Step, ...], SentRows]] = []  # a step need not have a hash
         releases: list[Callable[[], None]] = []

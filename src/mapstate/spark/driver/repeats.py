@@ -9,19 +9,26 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from mapstate import errors
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import opened
 from mapstate.batch_report import BatchReport, FinishedBatch
 from mapstate.errors import StaleBatchError, UsageError
+from mapstate.maps.operator_list import of_kind, read_list
+from mapstate.maps.pane_index import windows_of_ledger
 from mapstate.protocol import ledger as trouble
 from mapstate.protocol.following import check_follower
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import AlreadyCommitted, Attempt, BatchPlan, Commit, LedgerRecord
 from mapstate.protocol.ledgers import Ledgers
+from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.ways_back import can_all_roll_back
+from mapstate.protocol.windows import WindowCommit
 from mapstate.spark.driver.access import Access
 from mapstate.spark.driver.frames import Frames, through
 from mapstate.spark.driver.job import Branch, Downstream, Follower, StreamPlan
@@ -31,6 +38,7 @@ from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
 
 _log = logging.getLogger("mapstate")
 
@@ -319,6 +327,60 @@ def ledger_of(spec: StateSpec) -> LedgerRecord | None:
     """The ledger in the state's store, None where there is none yet."""
     with opened(spec.backend, spec.state) as store:
         return Ledger(store, spec.state).load()
+
+
+def emit_correction(store: Any, branch: Branch, df: DataFrame, txid: int) -> None:
+    """Calls the functions behind a state with what a correction has written, and with its windows that are final.
+
+    Their batch has the number -1 less that of the correction's entry. Raises UsageError where some of what it has
+    written is not there any more as it was written, or the job declares other fields: nothing tells what to pass on.
+    """
+    record = read_ledger(store, branch.job.spec.state)
+    entries, last = of_kind(read_list(store, record), "correction"), record.last_commit
+    number, entry = next(((-1 - i, entry) for i, entry in entries.items() if entry.txid == txid), (0, None))
+    state: Any = (branch.make_driver or StateDriver)(branch)
+    asked, kept = state.open_request(record.owner), None if record.windows is None else record.windows.definition
+    if entry is None or last is None:
+        raise _not_emitted(record, txid, "was taken back meanwhile")
+    if (asked.keys, asked.fields, asked.windows) != (record.keys, record.fields, kept):
+        raise _not_emitted(
+            record, txid, "counts, but the job declares other keys, fields or windows than the state has"
+        )
+    frame = state.keyed(through(branch.steps, df.sparkSession.createDataFrame([], df.schema), None))
+    commit = msgspec.structs.replace(last, txid=txid, keys=entry.keys)
+    fields = Fields(record.fields, branch.job.aggregators)
+    new_values, missing = read_back(frame, branch.job.spec, fields, record, commit, old=state.retracts)
+    if missing:
+        why = f"counts, but {missing} of the {entry.keys} keys that it wrote have been written or removed since"
+        raise _not_emitted(record, txid, why)
+    state.committed_as = txid
+    state.emit(new_values, number)
+    if branch.fired:
+        parts = [state.fired(frame, record, windows) for windows in _final_windows(state, new_values, record)]
+        frames = [part.rows for part in parts if part.has_windows]
+        for function in branch.fired if frames else ():
+            state.pass_on(function, reduce(type(frames[0]).unionByName, frames), number)
+
+
+def _not_emitted(record: LedgerRecord, txid: int, why: str) -> UsageError:
+    return UsageError(
+        f"state {record.state!r}: the correction with txid {txid} {why}. So no function behind it was called. Read "
+        "what was corrected, and pass it on by hand; emit=False calls none.",
+        state=record.state,
+    )
+
+
+def _final_windows(state: Any, new_values: DataFrame, record: LedgerRecord) -> list[WindowCommit]:
+    """The final windows of the panes that have new values, each run of them as if a batch had fired it."""
+    from pyspark.sql import functions as F
+
+    panes, column = windows_of_ledger(record).definition.panes, state.windows.column
+    number = F.col(column) if state.windows.type == "bigint" else F.unix_micros(column)
+    changed, final = new_values.select(number).distinct().collect(), panes.floor(record.final_mark())
+    ends = {end for (pane,) in changed for end in panes.ends(pane) if end <= final}
+    starts = sorted(end for end in ends if end - panes.slide not in ends)
+    stops = sorted(end for end in ends if end + panes.slide not in ends)
+    return [WindowCommit(before=start - 1, watermark=stop) for start, stop in zip(starts, stops, strict=True)]
 
 
 def check_whole(access: Access, specs: Sequence[StateSpec], query_id: str) -> None:

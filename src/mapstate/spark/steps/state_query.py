@@ -210,14 +210,7 @@ class QueryPlan:
 
     def step(self, stream: str, *, before: bool) -> Step:
         """The query as a step of a stream; with ``before``, of the state as it was before each batch."""
-
-        def step(frame: DataFrame, batch_id: int | None) -> DataFrame:
-            now = None if batch_id is None else time.time_ns() // 1000
-            if not before or batch_id is None:
-                return self.of_frame(frame, None, now)
-            return self.of_frame(frame, (access_of(frame).run(stream).query_id, batch_id), now)
-
-        return step
+        return _Query(self, stream, before)
 
     def of_frame(self, frame: DataFrame, before: tuple[str, int] | None, now: int | None = None) -> DataFrame:
         """The frame with the columns added; ``now`` of rolling windows in microseconds, else when Spark computes it."""
@@ -237,6 +230,25 @@ class QueryPlan:
         if self._asked.is_rolling and self.on_executors:
             frame = frame.withColumn(NOW, unix_micros(current_timestamp()) if now is None else lit(now).cast("bigint"))
         return frame.mapInArrow(task, schema)
+
+
+@dataclass(frozen=True, eq=False)
+class _Query:
+    """See `QueryPlan.step`. ``asks`` is the state's spec, if it has one."""
+
+    plan: QueryPlan
+    stream: str
+    before: bool
+
+    @property
+    def asks(self) -> StateSpec | None:
+        return self.plan.spec
+
+    def __call__(self, frame: DataFrame, batch_id: int | None) -> DataFrame:
+        now = None if batch_id is None else time.time_ns() // 1000
+        if not self.before or batch_id is None:
+            return self.plan.of_frame(frame, None, now)
+        return self.plan.of_frame(frame, (access_of(frame).run(self.stream).query_id, batch_id), now)
 
 
 class KnownState:

@@ -5,13 +5,19 @@ from __future__ import annotations
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, get_args
 
 from mapstate.errors import MapStateError, UsageError, shown
+from mapstate.protocol.cuts import Holes
+from mapstate.reader.forms import time_given
+from mapstate.spark.driver.initial_rows import PLACES, Coordinates, InitialRows, StartsAt
+from mapstate.values import struct_type
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+    from mapstate.spark.driver.job import Job
     from mapstate.spark.streams.persistent_aggregate import PersistentAggregate
     from mapstate.spark.streams.topology import Topology
 
@@ -39,7 +45,8 @@ def job_main(
 
 
 def _failed(error: MapStateError) -> int:
-    print(f"{type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201  a command prints
+    notes = getattr(error, "__notes__", ())
+    print(f"{type(error).__name__}: {error}", *notes, sep="\n", file=sys.stderr)  # noqa: T201  a command prints
     return 2
 
 
@@ -49,16 +56,29 @@ def _parser() -> ArgumentParser:
     seed = commands.add_parser("seed", help="count all that the source has now as batch 0; again after a crash")
     seed.add_argument("--dry-run", action="store_true", help="say how much it is, and write nothing")
     seed.add_argument("--buckets", type=int, metavar="N", help="how many parts")
+    said = "leave out what this version has forgotten; of several states STATE=NAME, once for each, or STATE= for none"
+    seed.add_argument("--version-of", metavar="NAME", action="append", help=said)
+    seed.add_argument("--positions", type=_columns, metavar="C,C,C", help="the columns of a row's place, for it")
     seed.set_defaults(does=_seed)
     run = commands.add_parser("run", help="start the query, and wait for its end; Ctrl-C stops it")
     triggers = run.add_mutually_exclusive_group()
     triggers.add_argument("--trigger", metavar="INTERVAL", help="between two batches, such as '10 seconds'")
     triggers.add_argument("--available-now", action="store_true", help="count what is there, and end")
     run.set_defaults(does=_run)
-    correct = commands.add_parser("correct", help="add rows that never came, and take back what was counted wrongly")
+    correct = commands.add_parser("correct", help="add rows, take rows back, or compute keys or windows anew")
     correct.add_argument("--id", required=True, help="the name of the correction: with it a second call does nothing")
     correct.add_argument("--add", metavar="TABLE", help="a table of Spark's catalog; with --format a path")
     correct.add_argument("--retract", metavar="TABLE", help="likewise")
+    correct.add_argument("--recount", metavar="TABLE", help="a history of which keys or windows are computed anew")
+    ends = correct.add_mutually_exclusive_group()
+    ends.add_argument("--coordinates", type=_columns, metavar="C,C,C", help="its topic, partition and offset columns")
+    ends.add_argument("--starts-at", metavar="JSON", help="the offsets at which it ends")
+    correct.add_argument("--holes", choices=get_args(Holes), help="offsets that may lack, with --coordinates")
+    correct.add_argument("--keys", metavar="TABLE", help="of a state without windows: the keys")
+    correct.add_argument("--since", metavar="TIME", help="of a state with windows: the first time")
+    correct.add_argument("--until", metavar="TIME", help="and the one behind the last")
+    said = "a correction whose rows the history has; once for each"
+    correct.add_argument("--counted", metavar="ID", action="append", default=[], help=said)
     correct.add_argument("--format", metavar="FORMAT", help="of the path: parquet, csv, json, delta, ...")
     said = "of the format, such as header=true; once for each"
     correct.add_argument("--option", metavar="K=V", action="append", default=[], type=_option, help=said)
@@ -76,8 +96,26 @@ def _option(text: str) -> tuple[str, str]:
     return name, value
 
 
+def _columns(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
 def _seed(declared: Any, checkpoint: str, given: Namespace) -> None:
-    print(declared.seed(checkpoint, dry_run=given.dry_run, buckets=given.buckets))  # noqa: T201
+    version = _version_of(given.version_of or [])
+    done = declared.seed(
+        checkpoint, dry_run=given.dry_run, buckets=given.buckets, version_of=version, positions=given.positions
+    )
+    print(done)  # noqa: T201
+
+
+def _version_of(said: list[str]) -> str | dict[str, str | None] | None:
+    pairs = [text.partition("=") for text in said]
+    if said and not pairs[0][1] and not said[1:]:
+        return said[0]
+    versions = {state: name or None for state, sign, name in pairs if sign}
+    if len(versions) < len(said):
+        raise UsageError("of several states, --version-of is STATE=NAME, once for each. Nothing was written.")
+    return versions or None
 
 
 def _run(declared: Any, checkpoint: str, given: Namespace) -> None:
@@ -94,30 +132,71 @@ def _run(declared: Any, checkpoint: str, given: Namespace) -> None:
 
 
 def _correct(declared: Any, _: str, given: Namespace) -> None:
-    if not hasattr(declared, "correct"):
-        raise UsageError("a topology has no correct: give job_main the state. Nothing was written.")
-    if given.add is None and given.retract is None:
-        raise UsageError("a correction has rows to --add or to --retract. Nothing was written.")
+    if given.add is None and given.retract is None and given.recount is None:
+        raise UsageError("a correction has rows to --add or to --retract, or a --recount. Nothing was written.")
     if given.option and given.format is None:
         raise UsageError("an --option is of a --format, and a table has none. Nothing was written.")
-    names = {"add": given.add, "retract": given.retract}
-    parts = {part: _rows(declared.query.df, name, given) for part, name in names.items() if name is not None}
-    print(declared.correct(id=given.id, emit=given.emit, take_over=given.take_over, **parts))  # noqa: T201
+    ends = None if given.recount is None else _ends(given)
+    if ends is None and (given.coordinates or given.starts_at or given.holes):
+        raise UsageError("where a history ends is said of a --recount. Nothing was written.")
+    stream, branches, asked = declared.query.df, declared.query.plan.branches, dict[str, Any]()
+    if not branches:
+        raise UsageError("the job keeps no state, so there is nothing to correct.")
+    job = getattr(declared, "job", branches[0].job)  # of a recount, which a topology has of one state alone
+    likes = {"recount": partial(_with_places, stream, given), "keys": partial(_no_keys, stream, job)}
+    for part in ("add", "retract", "recount", "keys"):
+        if (name := getattr(given, part)) is not None:
+            asked[part] = _rows(likes[part]() if part in likes else stream, name, given)
+    if ends is not None:
+        asked["recount"] = InitialRows(asked["recount"], ends)
+    kind = "timestamp" if job.windows is None else job.windows.type
+    times = {name: time_given(text, kind) for name in ("since", "until") if (text := getattr(given, name)) is not None}
+    done = declared.correct(
+        id=given.id, counted=given.counted, emit=given.emit, take_over=given.take_over, **asked, **times
+    )
+    print(done)  # noqa: T201
 
 
-def _rows(stream: DataFrame, name: str, given: Namespace) -> DataFrame:
-    """The rows of a correction, whose columns `correct` checks. Text has no types, so those of the stream are taken."""
+def _ends(given: Namespace) -> Coordinates | StartsAt:
+    """Where the history of a recount ends. Raises UsageError where that is not said."""
+    if given.coordinates is not None and len(given.coordinates) == len(PLACES):
+        topic, partition, offset = given.coordinates
+        return Coordinates(topic, partition, offset, given.holes or "refused")
+    if given.starts_at is not None and given.holes is None:
+        return StartsAt(given.starts_at)
+    raise UsageError(
+        "a --recount says where its history ends: --coordinates topic,partition,offset, with --holes or without, or "
+        '--starts-at \'{"visits": {"0": 4711}}\'. Nothing was written.'
+    )
+
+
+def _with_places(stream: DataFrame, given: Namespace) -> DataFrame:
+    """The columns of the stream, and those of a row's place, which a history may have alone."""
+    from pyspark.sql import functions as F
+
+    lacking = [place for place in zip(given.coordinates or (), PLACES, strict=False) if place[0] not in stream.columns]
+    return stream.select("*", *(F.lit(None).cast(kinds[-1]).alias(name) for name, (_, kinds) in lacking))
+
+
+def _no_keys(stream: DataFrame, job: Job) -> DataFrame:
+    """No row with the key columns of the state."""
+    kinds = struct_type((key.name, key.type) for key in job.keys)
+    return stream.sparkSession.createDataFrame([], kinds)
+
+
+def _rows(like: DataFrame, name: str, given: Namespace) -> DataFrame:
+    """Rows whose columns `correct` checks. Text has no types, so those of ``like`` are taken."""
     if given.format is None:
-        return stream.sparkSession.read.table(name)
-    read, kind = stream.sparkSession.read.format(given.format).options(**dict(given.option)), given.format.lower()
+        return like.sparkSession.read.table(name)
+    read, kind = like.sparkSession.read.format(given.format).options(**dict(given.option)), given.format.lower()
     if kind not in ("csv", "json"):
         return read.load(name)
     read = read.option("mode", "FAILFAST").option("enforceSchema", "false")  # else what does not fit is null
     if kind == "json":  # where a field that is not there is null
-        lacking = sorted({*stream.columns}.difference(read.load(name).columns))
+        lacking = sorted({*like.columns}.difference(read.load(name).columns))
         if lacking:
             raise UsageError(
-                f"no row of the JSON has {', '.join(map(shown, lacking))}, and the stream has. Nothing was written. "
-                "Name each column of the stream, if only with null."
+                f"no row of the JSON has {', '.join(map(shown, lacking))}, and the stream has, or its keys. Nothing "
+                "was written. Name each column, if only with null."
             )
-    return read.schema(stream.schema).load(name)
+    return read.schema(like.schema).load(name)

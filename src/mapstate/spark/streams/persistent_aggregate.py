@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-    from mapstate.reader.times import Time
-    from mapstate.spark.driver.correcting import Corrected
-    from mapstate.spark.driver.initial_rows import InitialRows
     from mapstate.spark.driver.state import StateDriver
 
 Kind = Literal["updates", "answers", "events"]
@@ -133,56 +130,8 @@ class PersistentAggregate(OfQuery):
         """
         return starting_offsets(self.query.df, [branch.job.spec for branch in branches_of(self.query.plan)])
 
-    def _state(self) -> str:
-        return self.branch.job.spec.state
-
-    def correct(
-        self,
-        *,
-        id: str,  # noqa: A002  as every correction is told by it
-        add: DataFrame | None = None,
-        retract: DataFrame | None = None,
-        recount: InitialRows | None = None,
-        keys: DataFrame | None = None,
-        since: Time | None = None,
-        until: Time | None = None,
-        counted: Sequence[str] = (),
-        emit: bool | None = None,
-        take_over: bool = False,
-    ) -> Corrected:
-        """Adds rows that never came, takes back counted ones, or computes keys or windows anew, in one attempt. Driver.
-
-        For an opaque state that counts a batch, with its query stopped: a batch that begins meanwhile fences the
-        correction, and nothing of it counts. The rows have the columns of the DataFrame that `newStream` got, and go
-        through the stream's own steps. Readers see the state before or after it. Of windows by the time of a row, rows
-        are added alone: none is late as long as one of its windows is there.
-
-        ``id``         its name: the same call again, after whatever error or crash, writes nothing a second time
-        ``add``        rows to count
-        ``retract``    rows to take back, of a state that keeps `Count`, `Sum` and `Avg` only. Nothing tells whether
-                       each was counted, unless a number falls below 0: that is refused
-        ``recount``    a history that has all rows below the end of the last batch. Of the ``keys`` the aggregates of
-                       these rows take the place of what is there, whatever the aggregators are; without rows a key goes
-        ``keys``       a DataFrame with the key columns of the state, which has no windows
-        ``since``, ``until``  of a state with windows in the place of keys: the windows of rows with these times are
-                       computed anew, of all keys. A datetime with a time zone, or a number where times are a bigint
-        ``counted``    ids of corrections whose rows the history has. A recount is refused where there are others
-        ``emit``       of a state whose new values or fired windows go to functions: whether these are called, at least
-                       once, with the keys that the correction wrote, and with each final window of which it changed
-                       a part. In the place of a batch's number they get -1 less the number of the entry in the ledger
-        ``take_over``  leaves an attempt in flight behind, whose driver is gone for good
-
-        Returns a `Corrected`. Raises ConfigurationError for a state that cannot be corrected and for an aggregator that
-        cannot take rows back, UsageError while a batch is in flight, where the id stands for other rows, for rows of
-        windows that are gone and for a history that does not meet the last batch, FencedError where a batch comes in
-        between, and what a batch raises. See docs/life.md#correct
-        """
-        from mapstate.spark.driver.correcting import correct
-        from mapstate.spark.driver.recounting import recount_of
-
-        plan, df, rows = self.query.plan, self.query.df, {"add": add, "retract": retract}
-        asked = recount_of(plan.stream, df, recount, counted, keys=keys, since=since, until=until)
-        return correct(plan, df, self.branch, id=id, **rows, recount=asked, emit=emit, take_over=take_over)
+    def _branch(self) -> Branch:
+        return self.branch
 
     def on_batch(self, function: OnBatch) -> Self:
         """Call ``function`` with each batch's `BatchReport`. Returns self.

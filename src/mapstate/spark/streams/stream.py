@@ -98,11 +98,7 @@ class Stream(Rows[PersistentAggregate], Startable):
         """
         streams: list[Stream] = [self, *others]
         if all(other.df is self.df for other in others):
-
-            def step(frame: DataFrame, batch_id: int | None) -> DataFrame:
-                return _united([through(stream.steps, frame, batch_id) for stream in streams])
-
-            return replace(self, steps=(step,))
+            return replace(self, steps=(_Merged([stream.steps for stream in streams]),))
         if any(stream.steps for stream in streams):
             raise ConfigurationError(
                 f"the streams {', '.join(stream.name for stream in streams)} are of different DataFrames, so they are "
@@ -257,6 +253,16 @@ class Stream(Rows[PersistentAggregate], Startable):
 
     def __repr__(self) -> str:
         return f"<stream {self.name}>" if self.query is None else repr(self.query)
+
+
+@dataclass(frozen=True, eq=False)
+class _Merged:
+    """The step that makes one stream of several. ``parts`` are their steps."""
+
+    parts: Sequence[tuple[Step, ...]]
+
+    def __call__(self, frame: DataFrame, batch_id: int | None) -> DataFrame:
+        return _united([through(steps, frame, batch_id) for steps in self.parts])
 
 
 def _united(frames: list[DataFrame]) -> DataFrame:
