@@ -35,6 +35,7 @@ QUESTIONS = (
     "large_state",
     "growth",
     "many_batches",
+    "seeding",
     "redis_memory",
     "window_batches",
     "window_purge",
