@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import datetime as dt
+import os
 import random
+import signal
+import subprocess
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,6 +17,7 @@ from cases import full
 from clicks import CONFIGS
 from every_store import AEROSPIKE, FULL, REDIS, url_of
 from partitioned_log import SCHEMA, PartitionedLog
+from processes import FIXTURES, with_modules
 from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, DATA_SOURCE
 from windows_oracle import Oracle
@@ -246,6 +251,41 @@ def test_it_is_there_once_after_a_crash_at_any_write(spark, log, tmp_path, monke
     more = drawn(random.Random(1), 296, 330, 20, [*USERS, "ghost"])
     run(spark, log, url, "sliding", more)
     check(url, "sliding", right + left + more)
+
+
+@pytest.mark.parametrize("url", [REDIS, full("sqlite")], indirect=True)
+@pytest.mark.parametrize(
+    "where", ["call=4", "where=HasKey(entry_key(1))"], ids=["in its tasks", "behind what it removes"]
+)
+def test_a_driver_that_is_killed_leaves_nothing_behind(spark, log, url, tmp_path, where):
+    """The process is gone, with its JVM; a worker may go on."""
+    state, right, wrong = begun(spark, log, url, "sliding")
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import json, os\n"
+        "from pathlib import Path\n"
+        "from test_recount_windows import PartitionedLog, declared, history\n"
+        "from visits_job import session\n"
+        "from mapstate.backends import resolve\n"
+        "from mapstate.maps.operator_list import entry_key\n"
+        "from mapstate.testing import FaultyBackend, HasKey, Kill\n"
+        "log = PartitionedLog.__new__(PartitionedLog)\n"
+        f"log.folder, log.start = Path({str(log.folder)!r}), {log.start!r}\n"
+        "log.parts = [[*map(json.loads, (log.folder / at).read_text().splitlines())] for at in '01']\n"
+        f"fault = Kill(method='multi_put', {where}, after=True, who=os.getpgrp())\n"
+        f"backend = FaultyBackend(resolve({url!r}), {str(tmp_path)!r}, (fault,))\n"
+        "spark = session('local[2]')\n"
+        "state = declared(spark, log, backend, 'sliding')\n"
+        "state.correct(recount=history(spark, log), since=200, until=300, counted=['wrong'], id='a')\n"
+    )
+    env = with_modules(os.pathsep.join((str(FIXTURES), str(Path(__file__).parent))))
+    killed = subprocess.run([sys.executable, str(script)], check=False, start_new_session=True, env=env)
+    assert killed.returncode == -signal.SIGKILL
+    assert ledger(url).in_flight.name == "a correction"
+    check(url, "sliding", right + wrong)
+    asked = {"recount": history(spark, log), "since": 200, "until": 300, "counted": ["wrong"]}
+    assert not state.correct(**asked, id="a").was_done
+    check(url, "sliding", right + [row for row in wrong if row[1] < 200])
 
 
 def test_windows_that_are_final_are_passed_on_if_that_is_said(spark, log, tmp_path):
