@@ -308,19 +308,21 @@ def late_states(rows: Any, url: str) -> tuple[Any, Any]:
     return hourly, hourly.lateStream()
 
 
-def asking(rows: Any, url: str) -> Any:
-    users = rows.groupBy("user_id").persistentAggregate(opaque(url, "users"), visits=Count())
+def asking(rows: Any, url: str) -> list[Any]:
+    users = rows.groupBy("user_id").persistentAggregate(opaque(url, "users"), visits=Count(), bytes=Sum("bytes"))
     fresh = rows.stateQuery(users, ["user_id"], {"visits": "had"}).transform(lambda rows: rows.where("had is null"))
-    return fresh.persistentAggregate(opaque(url, "fresh"), visits=Count())
+    return [users, fresh.persistentAggregate(opaque(url, "fresh"), visits=Count())]
 
 
-def late_alone(rows: Any, url: str) -> Any:
-    return late_states(rows, url)[1].groupBy("user_id").persistentAggregate(opaque(url, "late"), visits=Count())
+def late_alone(rows: Any, url: str) -> list[Any]:
+    hourly, late = late_states(rows, url)
+    return [hourly, late.groupBy("user_id").persistentAggregate(opaque(url, "late"), visits=Count())]
 
 
-def late_merged(rows: Any, url: str) -> Any:
-    late = rows.transform(lambda rows: rows.where("bytes = 1")).merge(late_states(rows, url)[1])
-    return late.groupBy("user_id").persistentAggregate(opaque(url, "late"), visits=Count())
+def late_merged(rows: Any, url: str) -> list[Any]:
+    hourly, late = late_states(rows, url)
+    merged = rows.transform(lambda rows: rows.where("bytes = 1")).merge(late).groupBy("user_id")
+    return [hourly, merged.persistentAggregate(opaque(url, "late"), visits=Count())]
 
 
 @DATA_SOURCE
@@ -336,19 +338,24 @@ def test_what_depends_on_the_batch_of_a_row_is_refused(spark, tmp_path, job, why
     log, url = PartitionedLog(tmp_path), f"sqlite:///{tmp_path}/state.db"
     log.send(*((f"u{at % 7}", at) for at in range(100)))
     made = Topology("site")
-    last = job(made.newStream("visits", log.stream(spark)), url)
+    first, last = job(made.newStream("visits", log.stream(spark)), url)
     made.start(str(tmp_path / "checkpoint"), trigger=AVAILABLE).awaitTermination()
-    names = [branch.job.spec.state for branch in made.queries["visits"].plan.branches]
-    before = [ledger(url, name) for name in names]
+    before = [ledger(url, state.name) for state in (first, last)]
     rows = spark.createDataFrame([("visits", 0, 0, "u1", 95)], PLACED)
     history = InitialRows(log.table(spark, ends=log.ends()), ends=Coordinates("topic", "partition", "offset"))
-    keys = spark.createDataFrame([("u1",)], "user_id string")
-    for given in ({"add": rows}, {"recount": history, "keys": keys}):
-        with pytest.raises(errors.ConfigurationError, match=f"cannot be corrected: {why}|it has one key"):
-            last.correct(**given, id="a")
-    with pytest.raises(errors.ConfigurationError, match=f"cannot be corrected: {why}"):
-        made.correct(add=rows, id="a")
-    assert [ledger(url, name) for name in names] == before
+    again = {"recount": history, "keys": spark.createDataFrame([("u1",)], "user_id string")}
+    calls = [(made, {"add": rows}), (last, again), (first, {"recount": history, "since": 0, "until": 100})]
+    for state, given in calls:
+        with pytest.raises((errors.ConfigurationError, errors.UsageError)) as raised:
+            state.correct(**given, id="a")
+        if state is last and job is asking:
+            assert "it has one key" in str(raised.value)
+        elif state is not first or job is not asking:
+            assert f"cannot be corrected: {why}" in str(raised.value)
+    assert [ledger(url, state.name) for state in (first, last)] == before
+    if job is asking:  # its own rows ask nothing, and those of the other stay as they are
+        first.correct(**again, id="a")
+        assert contents(url, "users") == log.truth()
 
 
 def test_a_step_before_several_states_is_computed_once(spark, visits, tmp_path):
@@ -381,8 +388,9 @@ def test_an_id_of_a_job_without_a_state_is_not_applied_to_it_later(spark, visits
     job(more=False)[1].correct(add=frame(spark, LATE), id="a")
     visits.put("1", [("u1", 5)])
     run(job(more=True)[0], visits)
-    with pytest.raises(errors.UsageError, match="'a' counts already, of a job without the state 'total'"):
+    with pytest.raises(errors.UsageError, match="'a', which was not for 'total'.*the states users alone") as raised:
         job(more=True)[1].correct(add=frame(spark, LATE), id="a")
+    assert not hasattr(raised.value, "__notes__")
     assert contents(url, "total") == {(): {"visits": 1}}
     assert job(more=False)[1].correct(add=frame(spark, LATE), id="a").was_done
 
@@ -448,9 +456,11 @@ def test_what_has_become_impossible_between_two_stores_is_left_out_of_the_second
 
     run(job(other), visits)
     late = [("u1", 55), ("u2", 55), ("u3", 95), ("u3", 96)]
+    gone = [("u1", 1)] if what == "forgotten" else []  # windows take none back
+    rows = {"add": frame(spark, late)} | ({"retract": frame(spark, gone)} if gone else {})
     backend = faulty(other, Fail(method="swap", call=2, error=errors.CorruptStoreError))
     with pytest.raises(errors.CorruptStoreError) as raised:
-        job(backend).correct(add=frame(spark, late), id="a")
+        job(backend).correct(**rows, id="a")
     assert "counts in total, and not in second" in raised.value.__notes__[-1]
     before = contents(other, "second") if what == "forgotten" else {}
     if what == "windows":
@@ -461,8 +471,8 @@ def test_what_has_become_impossible_between_two_stores_is_left_out_of_the_second
     else:
         for user in ("u1", "u2"):
             forget(other, "second", {"user_id": user}, id=user, beside=[(url, "total")])
-    done = job(other).correct(add=frame(spark, late), id="a")
-    assert (done.was_done, done.beside[0].was_done, done.beside[0].keys) == (True, False, 1)
+    done = job(other).correct(**rows, id="a")
+    assert (done.was_done, done.beside[0].was_done, done.beside[0].rows, done.beside[0].keys) == (True, False, 2, 1)
     if what == "windows":
         with open_reader(other, "second") as reader:
             assert dict(reader.window(100))["u3",]["visits"] == 2 + sum(at % 7 == 3 for at in range(90, 100))
@@ -470,7 +480,7 @@ def test_what_has_become_impossible_between_two_stores_is_left_out_of_the_second
         right = {key: value for key, value in before.items() if key[0] not in ("u1", "u2")}
         right["u3",] = {"visits": right["u3",]["visits"] + 2}
         assert contents(other, "second") == right
-    assert job(other).correct(add=frame(spark, late), id="a").beside[0].was_done
+    assert job(other).correct(**rows, id="a").beside[0].was_done
     with pytest.raises(errors.UsageError, match="counts other rows under the id 'a'"):
         job(other).correct(add=frame(spark, late[2:]), id="a")
 

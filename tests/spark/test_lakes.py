@@ -69,6 +69,7 @@ CASES = {
         "oldest": "those before it have expired",
         "oldest-batch": "those before it have expired",
         "oldest-named": "11 not as the table",
+        "before-oldest": "those before it have expired",
         "oldest-and-next": "260 as the table",
     },
 }

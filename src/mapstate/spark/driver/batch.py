@@ -32,7 +32,7 @@ from mapstate.spark.driver.frames import Frames, SentRows
 from mapstate.spark.driver.job import Follower, StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_passed
 from mapstate.spark.driver.quarantine import Quarantine
-from mapstate.spark.driver.query_run import QueryRun, has_ended
+from mapstate.spark.driver.query_run import OF_ICEBERG, QueryRun, has_ended
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spec import StateSpec
@@ -157,7 +157,7 @@ class BatchDriver:
                 raise has_ended()
             if self._feeds_from_source:
                 batch.access.check_running_increments()
-                if batch_id == 0 and batch.access.reads_iceberg:
+                if batch_id == 0 and plan is not None and OF_ICEBERG in plan.end:
                     repeats.check_whole(batch.access, self._specs, run.query_id)
                 if not batch.access.is_local():
                     check_executors(batch.df, self._plan.branches)

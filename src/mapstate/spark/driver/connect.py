@@ -95,7 +95,6 @@ class ConnectAccess:
 
     served: ClassVar[Served | None] = None
     _run: ClassVar[QueryRun | None] = None
-    reads_iceberg = False  # a client sees no source, so nothing tells
 
     def __init__(self, frame: DataFrame) -> None:
         self._frame: Any = frame
@@ -152,7 +151,7 @@ class ConnectAccess:
         """See `ClassicAccess.check_running_increments`: `start_query` has checked it, and nothing else starts one."""
 
     def check_whole(self) -> None:
-        """See `ClassicAccess.check_whole`."""
+        """See `ClassicAccess.check_whole`: a client sees no source, so nothing tells."""
 
     def checkpoint(self) -> str:
         return self._served().checkpoint

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.retraction import SIGN
 from mapstate.errors import INSIDE, ConfigurationError, UsageError
+from mapstate.keys import KeyCodec
+from mapstate.maps.operator_list import ListedKeys, ListEntry, of_kind
 from mapstate.maps.pane_index import windows_of_ledger
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.seeding import first_pane
@@ -18,9 +20,11 @@ from mapstate.schema import time_text
 from mapstate.spark.driver.access import configured
 from mapstate.spark.driver.frames import ONE_DRAW, Frames, computed_once
 from mapstate.spark.driver.job import StreamPlan
+from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.driver.window_rows import ANY_TIME, beside_of
 from mapstate.spark.driver.windows import WindowedState
+from mapstate.spark.executor.task import columns_to_python
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -148,6 +152,27 @@ def placed(state: WindowedState, frame: DataFrame, seen: LedgerRecord, *, is_res
         raise UsageError(f"state {seen.state!r}: {why}. Nothing was written. Leave these rows out.", state=seen.state)
     state.branch.taken = (first, ANY_TIME)
     return rows.where(number >= first)
+
+
+def forgotten_keys(
+    frame: DataFrame, seen: LedgerRecord, known: Sequence[ListEntry], since: str | None
+) -> list[tuple[Any, ...]]:
+    """The keys that would get rows although they were forgotten: nothing tells whether the rows are later.
+
+    Of those forgotten ``since`` a time also the keys of which rows would be taken back.
+    """
+    from pyspark.sql import functions as F
+
+    forgotten = [entry for entry in of_kind(known, "forget").values() if entry.at >= (since or "")]
+    if not forgotten or not seen.keys:
+        return []
+    listed, codec, names = ListedKeys(seen.keys, forgotten), KeyCodec(seen.keys), [key.name for key in seen.keys]
+    rows = frame.where(F.col(SIGN) > 0) if SIGN in frame.columns and since is None else frame
+    back = list[tuple[Any, ...]]()
+    for batch in calls().to_arrow(rows.select(*map(column_of, names)).distinct()).to_batches():
+        texts = codec.encode_columns(columns_to_python(batch.columns, names), batch.num_rows)
+        back += [codec.decode(text) for text in texts if text in listed]
+    return back
 
 
 def without_keys(frame: DataFrame, names: Sequence[str], keys: Sequence[tuple[Any, ...]]) -> DataFrame:

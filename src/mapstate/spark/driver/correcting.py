@@ -17,15 +17,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.recounted import PRESENT
 from mapstate.aggregators.retraction import SIGN, correctable
 from mapstate.backends import opened
 from mapstate.backing_map import close_if_possible
 from mapstate.capabilities import FencedWrites
 from mapstate.errors import ConfigurationError, FencedError, MapStateError, UsageError
-from mapstate.keys import KeyCodec
-from mapstate.maps.operator_list import ListedKeys, ListEntry, check_id, of_kind, read_list, write_entries
+from mapstate.maps.operator_list import ListEntry, check_id, of_kind, read_list, write_entries
 from mapstate.maps.serialized import writer_of
 from mapstate.operations.vacuum import check_able
 from mapstate.protocol.joint import has_last_batch
@@ -43,12 +41,14 @@ from mapstate.spark.driver.corrected_rows import (
     check_digest,
     computed,
     digest_of,
+    forgotten_keys,
     given_rows,
     of_branches,
     placed,
     types_of,
     without_keys,
 )
+from mapstate.spark.driver.event_time import window_reports
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import every_step, through
 from mapstate.spark.driver.job import Branch, Job, StreamPlan
@@ -56,11 +56,9 @@ from mapstate.spark.driver.recounting import Range, Recount, set_up
 from mapstate.spark.driver.repeats import emit_correction, ledger_of
 from mapstate.spark.driver.retry_policy import Decision, RetryPolicy
 from mapstate.spark.driver.seeding import why_not_apart
-from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.driver.window_rows import LateRows
 from mapstate.spark.driver.windows import WindowedState
-from mapstate.spark.executor.task import columns_to_python
 from mapstate.spec import StateSpec
 
 if TYPE_CHECKING:
@@ -125,6 +123,7 @@ def correct(
             for known in branches
         ]
         correction = _Correction(parts, id, plan, take_over)
+        correction.check_states()
         with correction.noted():
             done = _corrected(correction, df, add, retract) if recount is None else _recounted(correction, df, recount)
         _emit([(part, report) for part, report in zip(parts, done, strict=True) if emit and part.name in heard], df)
@@ -167,27 +166,28 @@ class _Part:
         self.state = (kind or StateDriver)(Branch(job, make_driver=kind))
         return self.state
 
-    def verify(self, seen: LedgerRecord, known: Sequence[ListEntry], *, is_rest: bool) -> dict[str, set[str]]:
+    def verify(self, seen: LedgerRecord, known: Sequence[ListEntry], since: str | None) -> dict[str, set[str]]:
         """The keys that windows lose. Refuses what the ledger or the list forbid.
 
-        With ``is_rest`` other states count the rows already: what has become impossible since is left out instead.
+        Where other states count the rows ``since`` a time, what has become impossible by now is left out instead.
         """
-        rows, gone = self.frame, dict[str, set[str]]()
+        rows, gone, self.is_rest = self.frame, dict[str, set[str]](), since is not None
         if self.position is not None:
             check_still_at(seen, self.position)
         if self.span is not None:
             rows = self.state.keyed(rows)
             gone = self.span.gone(rows, seen, known)
         elif isinstance(self.state, WindowedState):
-            rows = placed(self.state, rows, seen, is_rest=is_rest)
-        back = self._forgotten(rows, seen, known)
-        if back and not is_rest:
+            rows = placed(self.state, rows, seen, is_rest=self.is_rest)
+        back = forgotten_keys(rows, seen, known, since)
+        if back and since is None:
             rows_of = "rows to add" if self.position is None else "recount"
             raise UsageError(
                 f"state {seen.state!r}: {len(back)} keys of the {rows_of} were forgotten, and nothing tells whether "
                 "their rows are of a later time. Nothing was written. Leave these keys out."
             )
         if back:
+            _log.warning("state %s: rows of %d keys that were forgotten since are left out", self.name, len(back))
             self.frame = without_keys(self.frame, [key.name for key in seen.keys], back)
         return gone
 
@@ -198,6 +198,9 @@ class _Part:
         record = self.ledger.record
         result = self.state.attempt((self.frame, None), record, attempt)
         last, count, keys = record.last_commit, result.rows - self.lines, result.keys
+        if self.is_rest and (late := sum(report.late for report in window_reports(result.reports))):
+            _log.warning("state %s: %d rows of windows that are gone since are left out", self.name, late)
+            count -= late
         with writer_of(self.store, attempt.token, has_txids=True) as writer:
             if self.span is not None and gone:
                 keys += self.span.remove(gone, writer, record, attempt, result.panes)
@@ -207,27 +210,11 @@ class _Part:
             write_entries(writer, record, attempt, {len(known): entry})
         return Corrected(self.name, entry.id, attempt.txid, count, keys, was_done=False), result
 
-    def _forgotten(self, frame: DataFrame, seen: LedgerRecord, known: Sequence[ListEntry]) -> list[tuple[Any, ...]]:
-        """The keys that would get rows although they were forgotten: nothing tells whether the rows are later."""
-        from pyspark.sql import functions as F
-
-        forgotten = of_kind(known, "forget").values()
-        if not forgotten or not seen.keys:
-            return []
-        listed, codec, names = ListedKeys(seen.keys, forgotten), KeyCodec(seen.keys), [key.name for key in seen.keys]
-        added = frame.where(F.col(SIGN) > 0) if SIGN in frame.columns else frame
-        back = list[tuple[Any, ...]]()
-        for batch in calls().to_arrow(added.select(*map(column_of, names)).distinct()).to_batches():
-            texts = codec.encode_columns(columns_to_python(batch.columns, names), batch.num_rows)
-            back += [codec.decode(text) for text in texts if text in listed]
-        return back
-
 
 def _corrected(
     correction: _Correction, df: DataFrame, add: DataFrame | None, retract: DataFrame | None
 ) -> list[Corrected]:
     lacking = [part for part in correction.parts if part.entry is None]  # of the others the job may be another by now
-    correction.check_states(lacking)
     for part in lacking:
         job = part.branch.job
         if retract is not None:
@@ -317,17 +304,18 @@ class _Correction:
             if counting and lacking:
                 error.add_note(
                     f"The correction {self.id!r} counts in {', '.join(counting)}, and not in {', '.join(lacking)}. "
-                    "Call it again with this id and the rows that count: there they are not applied twice."
+                    "Call it again with this id and the same rows: where it counts, nothing is written."
                 )
             raise
 
-    def check_states(self, lacking: Sequence[_Part]) -> None:
-        """Raises UsageError where a state lacks it that the job did not have when it was made."""
-        for entry, other in product((part.entry for part in self.parts if part.entry is not None), lacking):
-            if other.name not in entry.states:
+    def check_states(self) -> None:
+        """Raises UsageError where a state lacks it that is none of those for which it was made."""
+        for part, other in product(self.parts, self.parts):
+            if part.entry is not None and other.entry is None and other.name not in part.entry.states:
                 raise UsageError(
-                    f"the correction {self.id!r} counts already, of a job without the state {other.name!r}. Nothing "
-                    "was written. Take another id."
+                    f"state {part.name!r} counts the correction {self.id!r}, which was not for {other.name!r}. Nothing "
+                    "was written. Under another id its rows would count twice there. To call it again, take a job with "
+                    f"the states {', '.join(part.entry.states) or part.name} alone."
                 )
 
     def check(self, part: _Part, seen: LedgerRecord) -> None:
@@ -368,22 +356,26 @@ class _Correction:
 
     def _apply(self, digest: str) -> None:
         """One attempt in all states that lack it."""
-        lacking = []
+        lacking, since = [], list[str]()
         for part in self.parts:
             seen = part.ledger.remember()
             known = read_list(part.store, seen)
             before = _listed(known, self.id)
             if before is None:
                 if part.entry is not None:
+                    part.entry = None
                     raise FencedError(
-                        f"state {part.name!r}: the correction {self.id!r} was taken back meanwhile. Call it again."
+                        f"state {part.name!r}: the correction {self.id!r} was taken back meanwhile. Call it again.",
+                        state=part.name,
                     )
                 lacking.append((part, seen, known))
-            elif part.name not in self.done:
+                continue
+            since.append(before.at)
+            if part.name not in self.done:
                 self.done[part.name] = _done_before(part.name, before, digest)
         for part, seen, _ in lacking:
             self.check(part, seen)
-        lost = [part.verify(seen, known, is_rest=bool(self.done)) for part, seen, known in lacking]
+        lost = [part.verify(seen, known, min(since, default=None)) for part, seen, known in lacking]
         domains = commit_domains([part.store for part, _, _ in lacking])
         attempts: dict[int, Attempt] = {}
         try:
@@ -488,11 +480,12 @@ def _why_not(
     yield from (why for state, why in why_not_apart(plan) if state == branch.job.spec.state)
     names = [known.job.spec.state for known in plan.branches]
     for known in plan.branches:
+        is_other = recount is not None and known is not branch  # whose rows stay as they are
         for step in every_step(known.steps):
             asks = getattr(step, "asks", None)
-            if isinstance(step, LateRows):
+            if isinstance(step, LateRows) and not (is_other and step.branch is not branch):
                 yield f"the state {known.job.spec.state!r} counts late rows, and nothing tells which of these were late"
-            elif asks is not None and asks.state in names:
+            if asks is not None and asks.state in names and not is_other:
                 yield (
                     f"the rows of the state {known.job.spec.state!r} ask the state {asks.state!r} of the same batch, "
                     "and nothing tells what it would have said"

@@ -32,8 +32,6 @@ class JvmAccess(ABC):
 
     frame: Any
     context: Any
-    reads_iceberg = False
-    """Whether `initial` has met a table of Iceberg, which loses what it began with."""
 
     @property
     @abstractmethod
@@ -96,7 +94,6 @@ class JvmAccess(ABC):
         """Where the first batch starts in each of ``count`` sources: what a source has written down, or None."""
         sources, offsets = self._execution.sources(), list[str | None]()
         for source in map(sources.apply, range(sources.size())):
-            self.reads_iceberg |= str(source.getClass().getName()).startswith(query_run.ICEBERG)
             try:
                 offsets.append(str(source.initialOffset().json()))
             except Exception:  # noqa: BLE001  a source of the older kind, which starts with all it has, or at a version

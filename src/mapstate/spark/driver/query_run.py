@@ -11,8 +11,8 @@ from mapstate.errors import UsageError, cut
 
 FUNCTION_PAGE = "See docs/guides/foreach-batch.md"
 
-ICEBERG = "org.apache.iceberg."
-_NO_START = -(1 << 63)  # of such a table: all that is there
+OF_ICEBERG = '"snapshot_id"'
+"""In the offsets of a table of Iceberg."""
 
 FILTER_NAME = "files_not_counted "
 """Before the digest in the text of a plan that leaves files out, see `files_not_counted`."""
@@ -77,8 +77,8 @@ def first_version(source: Any) -> str | None:
 def check_whole(execution: Any) -> None:
     """Refuse a source that begins with a snapshot behind others that have expired. ``execution`` is the JVM's.
 
-    Unless it is told where to begin, an Iceberg table is streamed from the oldest snapshot that is there. Raises
-    UsageError.
+    An Iceberg table is streamed from the oldest snapshot that is there, also where it shall begin with one that is
+    gone. Raises UsageError.
     """
     sources = execution.sources()
     for source in map(sources.apply, range(sources.size())):
@@ -87,9 +87,9 @@ def check_whole(execution: Any) -> None:
             raise UsageError(
                 f"the stream of an Iceberg table begins with snapshot {first}, and those before it have expired: their "
                 "rows are in no stream, and would lack. Nothing was written. Give them as initialRows, the table with "
-                "versionAsOf this snapshot, in front of the stream from the next one on, with a new checkpoint. If "
-                "they shall not count, say where the stream begins: stream-from-timestamp. See "
-                "docs/life.md#delta-and-iceberg"
+                "versionAsOf this snapshot, in front of the stream from the next one on. If they shall not count, give "
+                "this snapshot's committed_at in milliseconds as stream-from-timestamp. Either way take a new "
+                "checkpoint. See docs/life.md#delta-and-iceberg"
             )
 
 
@@ -102,18 +102,18 @@ def _private(source: Any, name: str) -> Any:
 def _first_snapshot(source: Any) -> int | None:
     """The snapshot with which an Iceberg table begins, if the one before it has expired.
 
-    None for another source, and where ``stream-from-timestamp`` says where it begins.
+    None for another source, and where ``stream-from-timestamp`` is the time of just this snapshot.
 
     Raises UsageError where nothing tells it.
     """
-    if not str(source.getClass().getName()).startswith(ICEBERG):
+    if not str(source.getClass().getName()).startswith("org.apache.iceberg."):
         return None
     try:
         table, start = (_private(source, name) for name in ("table", "fromTimestamp"))
-        if start != _NO_START:
-            return None
         first = json.loads(source.initialOffset().json())["snapshot_id"]
         snapshot = table.snapshot(first)
+        if snapshot is not None and snapshot.timestampMillis() == start:  # else Iceberg falls back to the oldest one
+            return None
         parent = None if snapshot is None else snapshot.parentId()  # an empty table has none
         return int(first) if parent is not None and table.snapshot(parent) is None else None
     except Exception as error:

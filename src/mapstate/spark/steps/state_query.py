@@ -241,6 +241,10 @@ class _Query:
     before: bool
 
     @property
+    def __name__(self) -> str:  # as an error names it
+        return "stateQuery"
+
+    @property
     def asks(self) -> StateSpec | None:
         return self.plan.spec
 

@@ -30,7 +30,7 @@ def job_main(
     ``seed`` and ``correct`` call the methods of these names, ``run`` starts the query and waits for its end. They need
     no other package. ``--help`` says the options; see docs/life.md#the-commands-of-a-job.
 
-    ``declared``            a state, or a topology of one stream, which can be seeded and run
+    ``declared``            a state, or a topology of one stream
     ``checkpointLocation``  of its query
     ``arguments``           those of the program, sys.argv, by default
 
@@ -75,8 +75,10 @@ def _parser() -> ArgumentParser:
     ends.add_argument("--starts-at", metavar="JSON", help="the offsets at which it ends")
     correct.add_argument("--holes", choices=get_args(Holes), help="offsets that may lack, with --coordinates")
     correct.add_argument("--keys", metavar="TABLE", help="of a state without windows: the keys")
-    correct.add_argument("--since", metavar="TIME", help="of a state with windows: the first time")
-    correct.add_argument("--until", metavar="TIME", help="and the one behind the last")
+    correct.add_argument(
+        "--since", metavar="TIME", help="of a state with windows: ISO 8601 with an offset, or a number"
+    )
+    correct.add_argument("--until", metavar="TIME", help="the first time that is not computed anew")
     said = "a correction whose rows the history has; once for each"
     correct.add_argument("--counted", metavar="ID", action="append", default=[], help=said)
     correct.add_argument("--format", metavar="FORMAT", help="of the path: parquet, csv, json, delta, ...")
@@ -141,7 +143,7 @@ def _correct(declared: Any, _: str, given: Namespace) -> None:
         raise UsageError("where a history ends is said of a --recount. Nothing was written.")
     stream, branches, asked = declared.query.df, declared.query.plan.branches, dict[str, Any]()
     if not branches:
-        raise UsageError("the job keeps no state, so there is nothing to correct.")
+        raise UsageError("the job keeps no state, so there is nothing to correct. Nothing was written.")
     job = getattr(declared, "job", branches[0].job)  # of a recount, which a topology has of one state alone
     likes = {"recount": partial(_with_places, stream, given), "keys": partial(_no_keys, stream, job)}
     for part in ("add", "retract", "recount", "keys"):
@@ -196,7 +198,7 @@ def _rows(like: DataFrame, name: str, given: Namespace) -> DataFrame:
         lacking = sorted({*like.columns}.difference(read.load(name).columns))
         if lacking:
             raise UsageError(
-                f"no row of the JSON has {', '.join(map(shown, lacking))}, and the stream has, or its keys. Nothing "
-                "was written. Name each column, if only with null."
+                f"no row of the JSON has {', '.join(map(shown, lacking))}, which are needed. Nothing was written. Name "
+                "each column, if only with null."
             )
     return read.schema(like.schema).load(name)
