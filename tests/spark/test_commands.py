@@ -153,6 +153,17 @@ def test_an_error_of_a_batch_ends_the_command_with_its_message(spark, visits, tm
 PLACES = "topic, partition,offset"
 
 
+def history_file(log, folder):
+    """All rows of a log with their places, as JSON."""
+    lines = [
+        json.dumps({"topic": "visits", "partition": at, "offset": i, "user_id": user, "bytes": size})
+        for at, part in enumerate(log.parts)
+        for i, (user, size) in enumerate(part)
+    ]
+    (file := folder / "history.json").write_text("\n".join(lines))
+    return file
+
+
 @DATA_SOURCE
 def test_keys_and_windows_are_computed_anew_by_a_command(spark, tmp_path, capsys):
     url, log = f"sqlite:///{tmp_path}/state.db", PartitionedLog(tmp_path)
@@ -170,13 +181,7 @@ def test_keys_and_windows_are_computed_anew_by_a_command(spark, tmp_path, capsys
         job_main(state, place, ["correct", "--id", "wrong", "--add", wrong, "--format", "parquet"])
     log.table(spark, ends=log.ends()).createOrReplaceTempView("history")
     (keys := tmp_path / "keys.csv").write_text("user_id\nu0\nu1\n")
-    (history := tmp_path / "history.json").write_text(
-        "".join(
-            f"{json.dumps({'topic': 'visits', 'partition': at, 'offset': i, 'user_id': user, 'bytes': size})}\n"
-            for at, part in enumerate(log.parts)
-            for i, (user, size) in enumerate(part)
-        )
-    )
+    history = history_file(log, tmp_path)
     files = ["--format", "csv", "--option", "header=true", "--keys", str(keys)]
     spark.createDataFrame([("u0",), ("u1",)], "user_id string").createOrReplaceTempView("some_keys")
     end = json.dumps({"visits": {"0": 30, "1": 30}})
@@ -223,13 +228,7 @@ def test_a_history_in_files_has_places_that_the_stream_lacks(spark, tmp_path, ca
     job_main(counts, str(tmp_path / "checkpoint"), ["run", "--available-now"])
     counts.correct(add=spark.createDataFrame([("u1", 25)], "user_id string, bytes bigint"), id="wrong")
     (keys := tmp_path / "keys.json").write_text('{"user_id": "u1"}\n')
-    (history := tmp_path / "history.json").write_text(
-        "".join(
-            f"{json.dumps({'topic': 'visits', 'partition': at, 'offset': i, 'user_id': user, 'bytes': size})}\n"
-            for at, part in enumerate(log.parts)
-            for i, (user, size) in enumerate(part)
-        )
-    )
+    history = history_file(log, tmp_path)
     words = ["correct", "--id", "again", "--format", "json", "--recount", str(history), "--keys", str(keys)]
     job_main(counts, "", [*words, "--coordinates", PLACES, "--counted", "wrong"])
     assert "visits: applied as txid" in capsys.readouterr().out

@@ -157,7 +157,7 @@ class BatchDriver:
                 raise has_ended()
             if self._feeds_from_source:
                 batch.access.check_running_increments()
-                if batch_id == 0 and plan is not None and OF_ICEBERG in plan.end:
+                if batch_id == 0 and (plan is None or OF_ICEBERG in plan.end):
                     repeats.check_whole(batch.access, self._specs, run.query_id)
                 if not batch.access.is_local():
                     check_executors(batch.df, self._plan.branches)
