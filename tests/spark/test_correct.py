@@ -23,7 +23,6 @@ from typer.testing import CliRunner
 from visits_job import SCHEMA
 
 from mapstate import (
-    LIFETIME,
     Avg,
     Count,
     LastN,
@@ -599,11 +598,6 @@ REFUSED: dict[str, Callable[..., Any]] = {
         rows.tumblingWindow(5, timestampField="bytes")
         .groupBy("user_id")
         .persistentAggregate(opaque(url, name="w"), visits=Count())
-    ),
-    "it has rolling windows": lambda rows, url: (
-        rows.rollingWindows((10, 1), LIFETIME, timestampField="bytes")
-        .groupBy("user_id")
-        .persistentAggregate(opaque(url, name="r"), visits=Count())
     ),
     "it follows another state": lambda rows, url: (
         rows.groupBy("user_id")

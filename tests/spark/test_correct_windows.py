@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from cases import full
-from clicks import CONFIGS, USERS, Clicks, Names
+from clicks import CONFIGS, USERS, WINDOWS, Clicks, Names
 from every_store import AEROSPIKE, FULL, REDIS, url_of
 from processes import FIXTURES, with_modules
 from pyspark.sql import functions as F
@@ -22,7 +22,7 @@ from spark_fixtures import AVAILABLE
 from windows_job import IndexPut
 from windows_oracle import Oracle
 
-from mapstate import Count, TumblingDurationWindow, errors, newStream, opaque, open_reader
+from mapstate import LIFETIME, Count, RollingWindows, TumblingDurationWindow, errors, newStream, opaque, open_reader
 from mapstate.backends import resolve
 from mapstate.capabilities import FencedWrites
 from mapstate.keys import is_index_key
@@ -242,7 +242,7 @@ def test_a_forgotten_key_and_rows_to_take_back_are_refused(spark, clicks, tmp_pa
     before = ledger(url)
     with pytest.raises(errors.UsageError, match="1 keys of the rows to add were forgotten"):
         correct(spark, clicks, state, [Row(290, "x", 1), Row(290, "y", 1)])
-    with pytest.raises(errors.ConfigurationError, match="rows of windows are added, or a span of time"):
+    with pytest.raises(errors.ConfigurationError, match="rows of windows are added, or of those that fire a span"):
         state.correct(retract=frame(spark, [Row(290, "y", 1)]), id="a")
     assert ledger(url) == before
     clicks.rows = [row for row in clicks.rows if row.user != "x"]
@@ -305,6 +305,100 @@ def test_a_correction_in_the_midst_of_a_comparison_of_windows_ends_it(spark, cli
     with pytest.raises(errors.StaleBatchError, match="was corrected"):
         compare(url, "windows", "windows.v2", page_size=3, on_page=on_page)
     assert not compare(url, "windows", "windows.v2").is_equal
+
+
+# Rolling windows
+
+
+def features(spark: Any, clicks: Clicks, url: Any, rows: list[Row], **more: Any) -> Any:
+    clicks.put([*rows, Row(max(row.at or 0 for row in rows), "x", 1)])
+    state = clicks.declared(spark, url, **more)
+    state.start(clicks.checkpoint, trigger=AVAILABLE).awaitTermination()
+    return state
+
+
+def past(url: str, newest: int, *, has_lifetime: bool) -> list[Row]:
+    """Rows of all times that count, also of keys that are new."""
+    with open_reader(url, "features") as reader:
+        kept = reader.ledger().rolling
+        assert kept is not None
+        first = 0 if has_lifetime else kept.first_time()
+    draw = random.Random(newest)
+    return [*rows_of(draw, first, newest + 1, 40, USERS + "new"), Row(first, "other", 2), Row(newest, "last", 3)]
+
+
+@pytest.mark.parametrize(("windows", "own"), [(WINDOWS, {}), (WINDOWS[:3], {"names": Names()}), full(WINDOWS[:3], {})])
+def test_rows_are_added_to_rolling_windows_and_batches_go_on(spark, clicks, url, windows, own):
+    draw, more = random.Random(3), {"windows": windows, **own}
+    for at in (0, 100, 200):
+        state = features(spark, clicks, url, rows_of(draw, at, at + 100, 30), **more)
+    rows = past(url, max(row.at or 0 for row in clicks.rows), has_lifetime=LIFETIME in windows)
+    with open_reader(url, "features") as reader:
+        before = reader.ledger()
+    done = correct(spark, clicks, state, rows)
+    assert (done.rows, done.was_done) == (len(rows), False)
+    clicks.check(url, windows, own=bool(own))
+    with open_reader(url, "features") as reader:
+        assert reader.ledger().last_windows() == before.last_windows()
+    assert correct(spark, clicks, state, rows[::-1]) == done._replace(was_done=True)
+    Ledger(resolve(url).open("features"), "features").rollback()
+    kept, clicks.rows = clicks.rows, clicks.rows[: -len(rows)]
+    clicks.check(url, windows, own=bool(own))
+    assert not state.correct(add=frame(spark, rows), id="a").was_done
+    clicks.rows = kept
+    for at in (290, 400):  # each key is in some window
+        users = sorted({row.user for row in clicks.rows})
+        of_each = [Row(at + 90, user, 1) for user in users]
+        state = features(spark, clicks, url, [*rows_of(draw, at, at + 90, 30), *of_each], **more)
+        clicks.check(url, windows, own=bool(own))
+    rows = past(url, max(row.at or 0 for row in clicks.rows), has_lifetime=LIFETIME in windows)
+    correct(spark, clicks, state, rows, "b")
+    clicks.check(url, windows, own=bool(own))
+
+
+def test_rows_that_no_rolling_window_would_have_are_refused(spark, clicks, tmp_path):
+    url, draw = f"sqlite:///{tmp_path}/state.db", random.Random(3)
+    for at in (0, 300):
+        state = features(spark, clicks, url, rows_of(draw, at, at + 100, 30), windows=WINDOWS[:3])
+    newest = max(row.at or 0 for row in clicks.rows)
+    with open_reader(url, "features") as reader:
+        before = reader.ledger()
+        first = before.rolling.first_time()
+    for rows, text in (
+        ([Row(first - 1, "x", 1), Row(None, "y", 1), Row(290, "x", 1)], "2 rows to add have no time, or one before"),
+        ([Row(newest + 1, "x", 1), Row(290, "x", 1)], "1 rows to add are later than the latest row. Nothing"),
+    ):
+        with pytest.raises(errors.UsageError, match=text):
+            correct(spark, clicks, state, rows)
+    forget(url, "features", {"user": "x"}, id="ticket", followers_have=0)
+    with pytest.raises(errors.UsageError, match="1 keys of the rows to add were forgotten"):
+        correct(spark, clicks, state, [Row(390, "x", 1), Row(390, "y", 1)])
+    with pytest.raises(errors.ConfigurationError, match="rows of windows are added"):
+        state.correct(retract=frame(spark, [Row(390, "y", 1)]), id="a")
+    correct(spark, clicks, state, [Row(first, "y", 1), Row(newest, "y", 1)])
+    with open_reader(url, "features") as reader:
+        assert reader.get("x") is None
+        assert reader.ledger().rolling == before.rolling
+
+
+def test_features_of_timestamps_take_rows_up_to_the_clock(spark, tmp_path):
+    url, now = f"sqlite:///{tmp_path}/state.db", dt.datetime.now(dt.UTC)
+
+    def of(*minutes: float) -> Any:
+        return spark.createDataFrame(
+            [(now + dt.timedelta(minutes=minute), "x") for minute in minutes], "at timestamp, user string"
+        )
+
+    windows = RollingWindows.of("1 hour", "7 days")
+    rows = newStream("visits", of()).window(windows, timestampField="at", ahead="1 hour")
+    state = rows.groupBy("user").persistentAggregate(opaque(url, name="features"), rows=Count())
+    for number, minute in enumerate((-300, -30, -20)):
+        state(of(minute), number)
+    with pytest.raises(errors.UsageError, match="2 rows to add are later than the latest row and than the driver's"):
+        state.correct(add=of(-5, 30, 50), id="a")
+    state.correct(add=of(-5, -25, -400, -60 * 24 * 6), id="a")
+    with open_reader(url, "features") as reader:
+        assert reader.get("x") == {"rows_1_hour": 4, "rows_7_days": 7}
 
 
 # Crashes

@@ -36,7 +36,7 @@ from mapstate.testing import Fail, FaultyBackend
 
 pytestmark = [pytest.mark.spark, DATA_SOURCE]
 
-KINDS = ("tumbling", "sliding", "gaps")
+KINDS = ("tumbling", "sliding", "gaps", "blocks")
 USERS = ["x", "y", "a|b", None]
 Counted = tuple[str | None, int]
 """The user and the time of a row."""
@@ -66,7 +66,8 @@ def declared(spark: Any, log: PartitionedLog, backend: Any, kind: str, **more: A
     """The bytes of a row are its time."""
     rows = newStream("visits", log.stream(spark)).transform(lambda frame: frame.withColumn("at", F.col("bytes")))
     windows = rows.window(CONFIGS[kind], timestampField="at", lag=5, retention=130)
-    spec = opaque(backend, "windows", chunk_size=3, max_attempts=1, **more.pop("spec", {}))
+    blocks = more.pop("blocks", 3 if kind == "blocks" else None)
+    spec = opaque(backend, "windows", chunk_size=3, max_attempts=1, blocks=blocks)
     return windows.groupBy("user_id").persistentAggregate(spec, rows=Count(), last=Max("bytes"), **more)
 
 
@@ -184,11 +185,6 @@ def test_what_does_not_say_which_windows_is_refused(spark, log, tmp_path):
     refused(state, url, "history, recount=", since=200, until=300)
     refused(state, url, "could undo them: 'wrong'", **asked | {"counted": []}, since=200, until=300)
     check(url, "sliding", right + wrong)
-    for kind, spec in (("blocks", {"blocks": 3}),):
-        other = f"sqlite:///{tmp_path}/{kind}.db"
-        log.folder.parent.joinpath("checkpoint").rename(tmp_path / f"before {kind}")
-        blocks = run(spark, log, other, kind, [("x", 300)], spec=spec)
-        refused(blocks, other, "windows in blocks", errors.ConfigurationError, **asked, since=200, until=300)
     plain = newStream("visits", log.stream(spark)).groupBy("user_id").persistentAggregate(opaque(url, "p"), n=Count())
     with pytest.raises(errors.UsageError, match="has no windows. .* has keys="):
         plain.correct(id="no", **asked, since=200, until=300)
@@ -210,25 +206,27 @@ def test_rows_that_were_late_count_then_and_aggregates_in_python_are_computed_an
         assert [window.start for window in reader.windows("late")] == [200, 210, 220]
 
 
-def test_a_recount_is_taken_back_with_the_keys_that_it_removed(spark, log, url):
-    state, right, wrong = begun(spark, log, url, "sliding")
+@pytest.mark.parametrize("kind", ["sliding", full("blocks")])
+def test_a_recount_is_taken_back_with_the_keys_that_it_removed(spark, log, url, kind):
+    state, right, wrong = begun(spark, log, url, kind)
     asked = {"recount": history(spark, log), "since": 200, "until": 300, "counted": ["wrong"]}
     state.correct(**asked, id="a")
     left = [row for row in wrong if row[1] < 200]
-    check(url, "sliding", right + left)
+    check(url, kind, right + left)
     Ledger(resolve(url).open("windows"), "windows").rollback()
-    check(url, "sliding", right + wrong)
+    check(url, kind, right + wrong)
     assert not state.correct(**asked, id="a").was_done
-    check(url, "sliding", right + left)
+    check(url, kind, right + left)
 
 
+@pytest.mark.parametrize("kind", ["sliding", full("blocks")])
 @pytest.mark.parametrize(
     ("method", "calls"), [("multi_put", range(1, 60)), full("swap", range(1, 4)), full("multi_get", range(1, 60))]
 )
-def test_it_is_there_once_after_a_crash_at_any_write(spark, log, tmp_path, monkeypatch, method, calls):
+def test_it_is_there_once_after_a_crash_at_any_write(spark, log, tmp_path, monkeypatch, kind, method, calls):
     """As a driver leaves it that was killed: nothing is given up."""
     url = f"sqlite:///{tmp_path}/state.db"
-    state, right, wrong = begun(spark, log, url, "sliding")
+    state, right, wrong = begun(spark, log, url, kind)
     asked = {"recount": history(spark, log), "since": 200, "until": 300, "counted": ["wrong"]}
     left, died = [row for row in wrong if row[1] < 200], 0
     for call in calls:
@@ -239,18 +237,18 @@ def test_it_is_there_once_after_a_crash_at_any_write(spark, log, tmp_path, monke
         with monkeypatch.context() as patch:
             patch.setattr(Ledger, "give_up_operator", lambda *_: None)
             try:
-                declared(spark, log, backend, "sliding").correct(**asked, id="a")
+                declared(spark, log, backend, kind).correct(**asked, id="a")
                 break
             except errors.CorruptStoreError:
                 died += 1
         counts = any(entry.id == "a" for entry in listed(url, "windows", "correction"))
-        check(url, "sliding", right + (left if counts else wrong))
+        check(url, kind, right + (left if counts else wrong))
     assert died > 1
     assert state.correct(**asked, id="a").was_done
-    check(url, "sliding", right + left)
+    check(url, kind, right + left)
     more = drawn(random.Random(1), 296, 330, 20, [*USERS, "ghost"])
-    run(spark, log, url, "sliding", more)
-    check(url, "sliding", right + left + more)
+    run(spark, log, url, kind, more)
+    check(url, kind, right + left + more)
 
 
 @pytest.mark.parametrize("url", [REDIS, full("sqlite")], indirect=True)
@@ -288,10 +286,11 @@ def test_a_driver_that_is_killed_leaves_nothing_behind(spark, log, url, tmp_path
     check(url, "sliding", right + [row for row in wrong if row[1] < 200])
 
 
-def test_windows_that_are_final_are_passed_on_if_that_is_said(spark, log, tmp_path):
+@pytest.mark.parametrize("blocks", [None, 3])
+def test_windows_that_are_final_are_passed_on_if_that_is_said(spark, log, tmp_path, blocks):
     url, passed, written = f"sqlite:///{tmp_path}/state.db", dict[int, list[Any]](), dict[int, list[Any]]()
-    _, right, _ = begun(spark, log, url, "tumbling")
-    state = declared(spark, log, url, "tumbling")
+    _, right, _ = begun(spark, log, url, "tumbling", blocks=blocks)
+    state = declared(spark, log, url, "tumbling", blocks=blocks)
     state.firedWindowsStream().foreachBatch(lambda rows, number: passed.update({number: rows.collect()}))
     state.newValuesStream().foreachBatch(lambda rows, number: written.update({number: rows.collect()}))
     asked = {"recount": history(spark, log), "since": 200, "until": 300, "counted": ["wrong"]}
@@ -308,19 +307,20 @@ def test_windows_that_are_final_are_passed_on_if_that_is_said(spark, log, tmp_pa
     }
 
 
-def test_keys_that_were_forgotten_do_not_come_back(spark, log, tmp_path):
+@pytest.mark.parametrize("kind", ["tumbling", "blocks"])
+def test_keys_that_were_forgotten_do_not_come_back(spark, log, tmp_path, kind):
     url = f"sqlite:///{tmp_path}/state.db"
-    state, right, wrong = begun(spark, log, url, "tumbling")
+    state, right, wrong = begun(spark, log, url, kind)
     forget(url, "windows", {"user_id": "y"}, id="ticket-7", followers_have=0)
     asked = {"recount": history(spark, log), "since": 200, "until": 300, "counted": ["wrong"]}
     refused(state, url, "keys of the recount were forgotten", **asked)
     ends = Coordinates("topic", "partition", "offset", holes="allowed")
     came = [("y", 299), ("y", 305), ("x", 306), ("x", 307)]  # also into a window that is computed anew
-    run(spark, log, url, "tumbling", came)
+    run(spark, log, url, kind, came)
     rows = history(spark, log).rows.where("user_id is null or user_id != 'y'")
     state.correct(**asked | {"recount": InitialRows(rows, ends=ends)}, id="a")
     left = [row for row in wrong if not 200 <= row[1] < 300]
-    check(url, "tumbling", [row for row in right + left if row[0] != "y"] + came)
+    check(url, kind, [row for row in right + left if row[0] != "y"] + came)
 
 
 def test_windows_of_all_rows_by_timestamps(spark, log, tmp_path):

@@ -21,6 +21,10 @@ NULL = (None,)
 """The value of a key that exists, if its single field is null."""
 
 
+NO_ROWS: Any = object()
+"""The partial of a key that goes, see `mapstate.aggregators.recounted`. Made and compared in one task."""
+
+
 class Fields:
     """The aggregators in the order of the ledger's fields. The driver makes it, executors use it."""
 

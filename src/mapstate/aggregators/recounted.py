@@ -8,14 +8,12 @@ from __future__ import annotations
 from typing import Any
 
 from mapstate.aggregators.aggregator import Row
-from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.fields import NO_ROWS, Fields
 from mapstate.aggregators.folding import Folding
 from mapstate.errors import INSIDE
 
 PRESENT = f"{INSIDE}present"
 """A column: true in a row, null in the line of a key without rows. Of native partials it is the first one."""
-
-_NO_ROWS: Any = object()
 
 
 class RecountedFields(Fields):
@@ -25,7 +23,7 @@ class RecountedFields(Fields):
         """See `Fields.from_columns`."""
         (present, *first), *others = columns
         at = [i for i, has_rows in enumerate(present) if has_rows]
-        partials: list[Any] = [_NO_ROWS] * len(present)
+        partials: list[Any] = [NO_ROWS] * len(present)
         with_rows = [[[column[i] for i in at] for column in field] for field in [first, *others]]
         for i, partial in zip(at, super().from_columns(with_rows) if at else (), strict=True):
             partials[i] = partial
@@ -33,9 +31,9 @@ class RecountedFields(Fields):
 
     def combine_all(self, bases: list[Any], partials: list[Any]) -> list[Any]:  # noqa: ARG002
         """See `Fields.combine_all`. No new value depends on the stored one."""
-        with_rows = [partial for partial in partials if partial is not _NO_ROWS]
+        with_rows = [partial for partial in partials if partial is not NO_ROWS]
         values = iter(super().combine_all([None] * len(with_rows), with_rows))
-        return [None if partial is _NO_ROWS else next(values) for partial in partials]
+        return [None if partial is NO_ROWS else next(values) for partial in partials]
 
     def split(self, value: Any) -> list[Any]:  # noqa: ARG002  rows that wait for the stored value get none
         """See `Fields.split`: one for each of `start`."""
@@ -48,7 +46,7 @@ class RecountedFields(Fields):
     def finish(self, foldings: list[Any]) -> Any:
         """See `Fields.finish`."""
         (both,) = foldings
-        return super().finish(both.foldings) if both.has_rows else _NO_ROWS
+        return super().finish(both.foldings) if both.has_rows else NO_ROWS
 
 
 class _Foldings:

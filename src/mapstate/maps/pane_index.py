@@ -188,6 +188,15 @@ def index_lost(state: str, chunk: str) -> StoreLostError:
     )
 
 
+def record_lost(state: str, pane: str, rest: str) -> StoreLostError:
+    """The error for a key, or a block, that the index of a pane names and that has no record, without a purge."""
+    return StoreLostError(
+        f"state {state!r}: the index of the pane {pane} names the key {rest!r}, which has no record: it was evicted, "
+        "expired or deleted. Restore the store, and rewind the checkpoint to it.",
+        state=state,
+    )
+
+
 class PaneIndex:
     """The new keys of one task, by pane: those for which the one rule finds no value. Collects and writes them."""
 

@@ -15,15 +15,15 @@ from mapstate.maps.operator_list import ListedKeys, ListEntry, of_kind
 from mapstate.maps.pane_index import windows_of_ledger
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.seeding import first_pane
-from mapstate.protocol.windows import LATEST
+from mapstate.protocol.windows import LATEST, NEVER, WindowCommit
 from mapstate.schema import time_text
 from mapstate.spark.driver.access import configured
+from mapstate.spark.driver.event_time import TimedState
 from mapstate.spark.driver.frames import ONE_DRAW, Frames, computed_once
 from mapstate.spark.driver.job import StreamPlan
 from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.driver.state import StateDriver
-from mapstate.spark.driver.window_rows import ANY_TIME, beside_of
-from mapstate.spark.driver.windows import WindowedState
+from mapstate.spark.driver.window_rows import ANY_TIME, TILE, beside_of
 from mapstate.spark.executor.task import columns_to_python
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ def computed(rows: DataFrame) -> Iterator[DataFrame]:
         release()
 
 
-def placed(state: WindowedState, frame: DataFrame, seen: LedgerRecord, *, is_rest: bool) -> DataFrame:
+def placed(state: TimedState, frame: DataFrame, seen: LedgerRecord, *, is_rest: bool) -> DataFrame:
     """The rows that are in windows, with their keys. No row is late as long as one of its windows is there.
 
     Raises UsageError for rows of windows that are gone, and for rows without a time: both would be nowhere. With
@@ -134,7 +134,21 @@ def placed(state: WindowedState, frame: DataFrame, seen: LedgerRecord, *, is_res
     """
     from pyspark.sql import functions as F
 
-    windows, kind, state.branch.taken = windows_of_ledger(seen), state.windows.type, (-LATEST, ANY_TIME)
+    kind = state.windows.type
+    if seen.windows is None:
+        state.set_batch(seen)
+        last, clock = (seen.last_windows() or WindowCommit()).newest, NEVER if kind == "bigint" else state.near
+        if state.branch.taken is not None:  # windows of now end at the later of the two
+            state.branch.taken = (state.branch.taken[0], max(clock, NEVER if last is None else last))
+        rows, is_late = state.keyed(frame), F.col(TILE).isNull()
+        has_time = F.col(list(beside_of(state.windows))[-1]).isNotNull()
+        old, ahead = rows.agg(F.count_if(is_late & ~has_time), F.count_if(is_late & has_time)).collect()[0]
+        whys = [f"{old} rows to add have no time, or one before all windows that can be asked for"] if old else []
+        limit = "" if kind == "bigint" else " and than the driver's clock"
+        whys += [f"{ahead} rows to add are later than the latest row{limit}"] if ahead else []
+        _refuse(seen.state, () if is_rest else whys)
+        return rows.where(~is_late)
+    windows, state.branch.taken = windows_of_ledger(seen), (-LATEST, ANY_TIME)
     rows, pane, first = state.keyed(frame), state.windows.column, first_pane(windows)
     has_none = F.col(pane).isNull()
     if windows.definition.panes.has_gaps:
@@ -147,11 +161,15 @@ def placed(state: WindowedState, frame: DataFrame, seen: LedgerRecord, *, is_res
     if gone:
         named = ", ".join([*(time_text(at, kind) for at in gone[:_MOST_NAMED]), *["..."] * (len(gone) > _MOST_NAMED)])
         whys.append(f"rows to add are of windows that are gone, past their retention: in panes that begin at {named}")
-    if whys and not is_rest:
-        why = "; ".join(whys)
-        raise UsageError(f"state {seen.state!r}: {why}. Nothing was written. Leave these rows out.", state=seen.state)
+    _refuse(seen.state, () if is_rest else whys)
     state.branch.taken = (first, ANY_TIME)
     return rows.where(number >= first)
+
+
+def _refuse(state: str, whys: Sequence[str]) -> None:
+    if whys:
+        why = "; ".join(whys)
+        raise UsageError(f"state {state!r}: {why}. Nothing was written. Leave these rows out.", state=state)
 
 
 def forgotten_keys(

@@ -23,6 +23,7 @@ from mapstate.backends import opened
 from mapstate.backing_map import close_if_possible
 from mapstate.capabilities import FencedWrites
 from mapstate.errors import ConfigurationError, FencedError, MapStateError, UsageError
+from mapstate.keys import StoreKey
 from mapstate.maps.operator_list import ListEntry, check_id, of_kind, read_list, write_entries
 from mapstate.maps.serialized import writer_of
 from mapstate.operations.vacuum import check_able
@@ -48,7 +49,7 @@ from mapstate.spark.driver.corrected_rows import (
     types_of,
     without_keys,
 )
-from mapstate.spark.driver.event_time import window_reports
+from mapstate.spark.driver.event_time import TimedState, window_reports
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import every_step, through
 from mapstate.spark.driver.job import Branch, Job, StreamPlan
@@ -166,18 +167,18 @@ class _Part:
         self.state = (kind or StateDriver)(Branch(job, make_driver=kind))
         return self.state
 
-    def verify(self, seen: LedgerRecord, known: Sequence[ListEntry], since: str | None) -> dict[str, set[str]]:
+    def verify(self, seen: LedgerRecord, known: Sequence[ListEntry], since: str | None) -> list[StoreKey]:
         """The keys that windows lose. Refuses what the ledger or the list forbid.
 
         Where other states count the rows ``since`` a time, what has become impossible by now is left out instead.
         """
-        rows, gone, self.is_rest = self.frame, dict[str, set[str]](), since is not None
+        rows, gone, self.is_rest = self.frame, list[StoreKey](), since is not None
         if self.position is not None:
             check_still_at(seen, self.position)
         if self.span is not None:
             rows = self.state.keyed(rows)
             gone = self.span.gone(rows, seen, known)
-        elif isinstance(self.state, WindowedState):
+        elif isinstance(self.state, TimedState):
             rows = placed(self.state, rows, seen, is_rest=self.is_rest)
         back = forgotten_keys(rows, seen, known, since)
         if back and since is None:
@@ -192,23 +193,25 @@ class _Part:
         return gone
 
     def apply(
-        self, gone: dict[str, set[str]], attempt: Attempt, entry: ListEntry, known: Sequence[ListEntry]
+        self, gone: Sequence[StoreKey], attempt: Attempt, entry: ListEntry, known: Sequence[ListEntry]
     ) -> tuple[Corrected, AttemptResult]:
         """Writes the records of the attempt, and the entry as the next of those that are known."""
-        record = self.ledger.record
-        result = self.state.attempt((self.frame, None), record, attempt)
-        last, count, keys = record.last_commit, result.rows - self.lines, result.keys
+        record, frame = self.ledger.record, self.frame
+        if self.span is not None:
+            frame = self.span.with_gone(frame, gone)
+        result = self.state.attempt((frame, None), record, attempt)
+        last, count = record.last_commit, result.rows - self.lines - len(gone)
         if self.is_rest and (late := sum(report.late for report in window_reports(result.reports))):
             _log.warning("state %s: %d rows of windows that are gone since are left out", self.name, late)
             count -= late
         with writer_of(self.store, attempt.token, has_txids=True) as writer:
-            if self.span is not None and gone:
-                keys += self.span.remove(gone, writer, record, attempt, result.panes)
+            if self.span is not None and self.state.spec.blocks is None:  # else the index names blocks, which stay
+                self.span.unindex(gone, writer, record, attempt, result.panes)
             if last is not None:
                 entry = msgspec.structs.replace(entry, owner=last.owner, batch_id=last.batch_id, offsets=last.offsets)
-            entry = msgspec.structs.replace(entry, txid=attempt.txid, keys=keys, rows=count)
+            entry = msgspec.structs.replace(entry, txid=attempt.txid, keys=result.keys, rows=count)
             write_entries(writer, record, attempt, {len(known): entry})
-        return Corrected(self.name, entry.id, attempt.txid, count, keys, was_done=False), result
+        return Corrected(self.name, entry.id, attempt.txid, count, result.keys, was_done=False), result
 
 
 def _corrected(
@@ -467,12 +470,12 @@ def _why_not(
     if branch not in plan.branches:
         yield "it follows another state"
     definition = None if branch.job.windows is None else branch.job.windows.definition
-    if isinstance(definition, RollingDefinition):
-        yield "it has rolling windows"
-    elif definition is not None and definition.sessions:
+    if not isinstance(definition, RollingDefinition | None) and definition.sessions:
         yield "its windows are sessions"
     elif definition is not None and "retract" in given:
-        yield "rows of windows are added, or a span of time is computed anew"
+        yield "rows of windows are added, or of those that fire a span of time is computed anew"
+    elif isinstance(definition, RollingDefinition) and recount is not None:
+        yield "it has rolling windows, to which rows are added"
     if branch.job.spec.type == "transactional":
         yield "it is transactional, and only opaque records keep the value before"
     if recount is not None:

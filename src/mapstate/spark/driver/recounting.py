@@ -5,29 +5,33 @@ Its attempt is that of a correction, see `mapstate.spark.driver.correcting`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from functools import partial, reduce
 from operator import and_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pyarrow as pa
+
 from mapstate.aggregators.columns import column_of
 from mapstate.aggregators.recounted import PRESENT, RecountedFields
 from mapstate.errors import INSIDE, ConfigurationError, FencedError, UsageError, shown
-from mapstate.keys import KeyCodec, StoreKey, is_index_key
+from mapstate.keys import KeyCodec, StoreKey, contains_none
 from mapstate.maps.operator_list import ListedKeys, ListEntry, of_kind
 from mapstate.maps.pane_index import (
-    PaneKeys,
     PanePages,
     batched,
+    index_codec,
     index_keys,
     index_lost,
     key_pages,
+    pane_of,
+    record_lost,
     slices,
     store_key,
     windows_of_ledger,
 )
-from mapstate.maps.record_pass import CodecWithIndex
 from mapstate.protocol.cuts import RECOUNT
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord
 from mapstate.protocol.seeding import first_pane
@@ -38,11 +42,12 @@ from mapstate.schema import time_text
 from mapstate.spark.driver.apply import Grouping
 from mapstate.spark.driver.initial_rows import Cut, InitialRows
 from mapstate.spark.driver.job import Job
+from mapstate.spark.driver.new_values import arrow_frame
 from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spark.driver.window_rows import ANY_TIME
 from mapstate.spark.driver.windows import WindowedState
-from mapstate.spark.executor.task import columns_to_python
+from mapstate.spark.executor.task import arrow_schema, columns_to_python
 from mapstate.spark.executor.window_task import Reads
 from mapstate.spark.interfaces import kind_of
 
@@ -78,8 +83,6 @@ class Recount(NamedTuple):
 
     def why_not(self, job: Job) -> Iterator[str]:
         """Why a state cannot be recounted."""
-        if job.windows is not None and job.spec.blocks is not None:
-            yield "it has windows in blocks, and a recount is of windows with a record per key"
         if not job.keys:
             yield "it has one key, so all of it would be computed anew"
         if job.spec.ttl:
@@ -161,14 +164,13 @@ class Range:
         number = pane if self._state.windows.type == "bigint" else F.unix_micros(pane)
         return placed.where((number >= self.since) & (number < self.until)).select(*columns)
 
-    def gone(self, keyed: DataFrame, seen: LedgerRecord, known: Sequence[ListEntry]) -> dict[str, set[str]]:
-        """The keys of the panes that no row has, by the text of their pane. Reads the index of the panes.
+    def gone(self, keyed: DataFrame, seen: LedgerRecord, known: Sequence[ListEntry]) -> list[StoreKey]:
+        """The keys of the panes that no row has. Reads the index of the panes, and blocks.
 
         Keys that were forgotten are none of them: the history has to lack their rows, also those that came since.
         Raises StoreLostError, and FencedError where a batch has begun meanwhile.
         """
-        state, gone, forgotten = self._state, dict[str, set[str]](), of_kind(known, "forget").values()
-        listed = ListedKeys(seen.keys, forgotten)
+        state, gone, listed = self._state, list[StoreKey](), ListedKeys(seen.keys, of_kind(known, "forget").values())
         names, codec = [key.name for key in seen.keys], KeyCodec(seen.keys)
         there = set[StoreKey]()
         for batch in calls().to_arrow(keyed.select(*map(column_of, names)).distinct()).to_batches():
@@ -176,7 +178,7 @@ class Range:
         windows = windows_of_ledger(seen)
         with closing(Reads(state.spec, seen, seen.view(), seen.next_txid - 1)) as reads:
 
-            def lost(chunk: str) -> None:
+            def check_ledger() -> None:
                 now = read_ledger(reads.store, seen.state)
                 if (now.epoch, now.windows) != (seen.epoch, seen.windows):
                     raise FencedError(
@@ -184,26 +186,57 @@ class Range:
                         "written. Recount again, between two batches.",
                         state=seen.state,
                     )
+
+            def lost(chunk: str) -> None:
+                check_ledger()
                 raise index_lost(seen.state, chunk)
+
+            def keys_of(pane: str, rests: Sequence[str]) -> list[StoreKey]:
+                names = [store_key(pane, rest, is_native_integer=False) for rest in rests]
+                blocks = reads.records.blocks
+                if blocks is None:
+                    return names
+                values = reads.values(names)
+                if contains_none(values):
+                    check_ledger()
+                    raise record_lost(seen.state, pane, rests[values.index(None)])
+                pairs = zip(names, values, strict=True)
+                return [text for name, block in pairs for text in blocks.with_pane(name, block.texts())]
 
             panes = PanePages(seen.state, windows, reads.index).named(self.since, self.until)
             for part in slices(reads.index, map(reads.keys.text, panes), windows.width):
                 for rests in key_pages(reads.index, part, lost):
-                    texts = {rest: store_key(part.pane, rest, is_native_integer=False) for rest in rests}
-                    lacking = [rest for rest, text in texts.items() if text not in there and text not in listed]
-                    gone.setdefault(part.pane, set()).update(lacking)
-        return {pane: rests for pane, rests in gone.items() if rests}
+                    keys = keys_of(part.pane, rests)
+                    gone += [key for key in keys if key not in there and key not in listed]
+        return gone
 
-    def remove(
-        self, gone: Mapping[str, set[str]], writer: Any, seen: LedgerRecord, attempt: Attempt, panes: PaneChange | None
-    ) -> int:
-        """Takes keys out of panes and their index, as a part of an attempt whose tasks are done. Returns how many.
+    def with_gone(self, rows: DataFrame, gone: Sequence[StoreKey]) -> DataFrame:
+        """The rows, and a line with nulls for each key that goes."""
+        from pyspark.sql.types import StructType
+
+        job, time = self._state.job, self._state.windows.time
+        names = [time, *(key.name for key in job.keys[1:])]
+        if not gone:
+            return rows
+        schema = StructType([field for field in rows.schema.fields if field.name in names])
+        columns = dict(zip(names, zip(*KeyCodec(job.keys).decode_all(gone), strict=True), strict=True))
+        form = arrow_schema(schema)
+        arrays = [pa.array(columns[field.name], field.type) for field in form]
+        lines = arrow_frame(rows, schema, [pa.RecordBatch.from_arrays(arrays, schema=form)])
+        return rows.unionByName(lines, allowMissingColumns=True)
+
+    def unindex(
+        self, gone: Sequence[StoreKey], writer: Any, seen: LedgerRecord, attempt: Attempt, panes: PaneChange | None
+    ) -> None:
+        """Takes keys out of the index of their panes, as a part of an attempt whose tasks are done.
 
         ``panes`` is what these have done: they may have moved a key within the index.
         """
-        codec, keys = CodecWithIndex(seen), PaneKeys(seen)
+        codec, rests = index_codec(seen.serializer, seen.state), defaultdict[str, set[str]](set)
+        for pane, rest in map(pane_of, gone):
+            rests[pane].add(rest)
 
-        def read(names: Sequence[StoreKey]) -> list[tuple[Any, Any]]:
+        def read(names: Sequence[str]) -> list[tuple[Any, Any]]:
             """Each value as the attempt's tasks have left it, and the one before."""
             records = codec.loads(names, writer.multi_get(names))
             values = attempt.view.values(records, attempt.txid)
@@ -213,16 +246,11 @@ class Range:
             ]
 
         width = max(windows_of_ledger(seen).width, 0 if panes is None else panes.width)
-        for pane, rests in gone.items():
+        for pane, some in rests.items():
             parts = list(slices(lambda names: [now for now, _ in read(names)], [pane], width))
-            index = [name for part in parts for name in index_keys(part)]
-            for some in batched([*keys.of(pane, rests), *index], self._state.spec.chunk_size):
-                records = [
-                    (attempt.txid, [rest for rest in now if rest not in rests] if is_index_key(key) else None, before)
-                    for key, (now, before) in zip(some, read(some), strict=True)
-                ]
-                writer.multi_put(some, codec.dumps(some, records))
-        return sum(map(len, gone.values()))
+            for names in batched([name for part in parts for name in index_keys(part)], self._state.spec.chunk_size):
+                left = [([rest for rest in now if rest not in some], before) for now, before in read(names)]
+                writer.multi_put(names, codec.dumps([(attempt.txid, *values) for values in left]))
 
 
 def recount_of(stream: str, df: DataFrame, history: Any, counted: Sequence[str], **asked: Any) -> Recount | None:

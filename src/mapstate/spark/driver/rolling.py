@@ -93,9 +93,10 @@ class RollingState(TimedState):
         return with_tiles(frame, self.windows, list(read), self.near, record=self._record, taken=self.branch.taken)
 
     def attempt(self, sent: SentRows, record: LedgerRecord, attempt: Attempt) -> AttemptResult:
-        """See `StateDriver.attempt`; then the new watermark."""
+        """See `StateDriver.attempt`; then the new watermark, which an operator's attempt does not move."""
         result = super().attempt(sent, record, attempt)
-        result.window_commit = self.window_commit(record, window_reports(result.reports))
+        if attempt.batch_id >= 0:
+            result.window_commit = self.window_commit(record, window_reports(result.reports))
         return result
 
     def window_commit(self, record: LedgerRecord, found: Sequence[WindowReport]) -> WindowCommit:

@@ -14,7 +14,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mapstate.aggregators.fields import Fields
+from mapstate.aggregators.fields import NO_ROWS, Fields
 from mapstate.aggregators.results import joined
 from mapstate.backing_map import close_if_possible
 from mapstate.capabilities import FencedWrites, FenceToken, Rewrites
@@ -22,7 +22,6 @@ from mapstate.errors import (
     AggregatorError,
     FencedError,
     SerializationError,
-    StoreLostError,
     ValueOverflowError,
     cut,
     of_first_key,
@@ -39,6 +38,7 @@ from mapstate.maps.pane_index import (
     index_keys,
     index_lost,
     key_pages,
+    record_lost,
     slices,
     windows_of_ledger,
 )
@@ -147,7 +147,8 @@ class WindowTask(TimedTask):
 
         def combine(old: list[Any], partials: list[Any]) -> list[Any]:
             values = keeping(old, partials)
-            if contains_none(values):
+            pairs = zip(values, partials, strict=True) if contains_none(values) else ()
+            if any(value is None and partial is not NO_ROWS for value, partial in pairs):
                 raise AggregatorError(
                     f"state {self.spec.state!r}: an aggregator returned None for a key, and a key of a window cannot "
                     "be removed. This batch is not committed. Return a value that stands for nothing."
@@ -327,12 +328,7 @@ class FiredTask:
         """Raises StoreLostError, see the class."""
         if contains_none(values):
             self.check_ledger(reads.store)  # a purge may have removed it
-            text, rest = reads.keys.text(pane), rests[list(values).index(None)]
-            raise StoreLostError(
-                f"state {self.spec.state!r}: the index of the pane {text} names the key {rest!r}, which has no "
-                "record: it was evicted, expired or deleted. Restore the store, and rewind the checkpoint to it.",
-                state=self.spec.state,
-            )
+            raise record_lost(self.spec.state, reads.keys.text(pane), rests[list(values).index(None)])
 
 
 class JoinTask:
