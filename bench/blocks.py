@@ -9,6 +9,9 @@ All are foreachBatch queries over the same files, with 32 keys a block:
 The first batch writes every key. Each later one has 2.5 rows of each key that it touches: all of them, a tenth or a
 hundredth. Figures are seconds of the batch function. Processor time is that of Spark, Python and Redis together. After
 the last batch each key of each state is compared with a count of the rows. Reads are those of one thread.
+
+`bench/model.py` takes what a key that a batch touches costs in blocks: processor time of Redis and of Python beside a
+record per key, and bytes on the wire.
 """
 
 from __future__ import annotations
@@ -63,13 +66,30 @@ class Shape:
 
 
 @dataclass
+class Server:
+    """What a way spends of Redis: processor seconds and bytes in and out of each batch, and memory of a key."""
+
+    seconds: list[float]
+    wire: list[float]
+    bytes_of_key: float = 0.0
+
+
+@dataclass
 class Measured:
-    """Seconds of batches and processor seconds by way, seconds of reads, and bytes of a key."""
+    """By way: seconds of batches, processor seconds of all, what Redis spent, and seconds of reads."""
 
     seconds: dict[str, list[float]]
-    spent: dict[str, list[float]]
+    spent: dict[str, list[dict[str, float]]]
+    server: dict[str, Server]
     reads: dict[str, dict[str, list[float]]]
-    bytes_of_key: dict[str, float]
+
+    def whole(self, way: str) -> list[float]:
+        """Processor seconds of each turn."""
+        return [sum(turn.values()) - turn["idle"] for turn in self.spent[way]]
+
+    def python(self, way: str) -> float:
+        """Processor seconds of Python in all turns, which is too coarse for one."""
+        return sum(turn["Python"] for turn in self.spent[way])
 
 
 def compared(spark: Any, shape: Shape, turns_wanted: int) -> Measured:
@@ -90,10 +110,10 @@ def compared(spark: Any, shape: Shape, turns_wanted: int) -> Measured:
             BLOCKS: opaque(server.url, names[BLOCKS], blocks=shape.keys // KEYS_OF_BLOCK),
         }
         ways: dict[str, Contestant] = {way: stream.persistentAggregate(spec, n=Count()) for way, spec in specs.items()}
-        sizes: dict[str, float] = {}
+        servers = {way: Server([], []) for way in ways}
         turns, processor = Turns(list(ways)), Processor()
         counted = {
-            way: weighed(server, shape, way, processor.counted(way, contestant), sizes)
+            way: weighed(server, shape, processor.counted(way, contestant), servers[way])
             for way, contestant in ways.items()
         }
         run_streams(spark, folder, counted, turns, schema="user_id string")
@@ -103,29 +123,31 @@ def compared(spark: Any, shape: Shape, turns_wanted: int) -> Measured:
             check(server.url, name, counts)
     return Measured(
         {way: own[2:] for way, own in turns.seconds.items()},
-        {way: [sum(turn.values()) - turn["idle"] for turn in own[2:]] for way, own in processor.seconds.items()},
+        {way: own[2:] for way, own in processor.seconds.items()},
+        {way: Server(own.seconds[2:], own.wire[2:], own.bytes_of_key) for way, own in servers.items()},
         reads,
-        sizes,
     )
 
 
-def weighed(server: RedisServer, shape: Shape, way: str, contestant: Contestant, sizes: dict[str, float]) -> Contestant:
-    """Keep what the keys of the first batch take in Redis."""
+def weighed(server: RedisServer, shape: Shape, contestant: Contestant, spent: Server) -> Contestant:
+    """Keep what the keys of the first batch take in Redis, and what each batch sends and gets."""
 
     def function(batch_df: Any, batch_id: int) -> None:
-        if batch_id:
-            contestant(batch_df, batch_id)
-            return
-        before = used(server)
+        before = info(server)
         contestant(batch_df, batch_id)
-        sizes[way] = (used(server) - before) / shape.keys
+        grown = {name: value - before[name] for name, value in info(server).items()}
+        spent.seconds.append(grown["used_cpu_user"] + grown["used_cpu_sys"])
+        spent.wire.append(grown["total_net_input_bytes"] + grown["total_net_output_bytes"])
+        if not batch_id:
+            spent.bytes_of_key = grown["used_memory"] / shape.keys
 
     return function
 
 
-def used(server: RedisServer) -> int:
+def info(server: RedisServer) -> dict[str, float]:
+    """The numbers that ``INFO`` has of the server."""
     with redis.Redis(port=server.port) as client:
-        return int(client.info("memory")["used_memory"])
+        return {name: value for name, value in client.info().items() if isinstance(value, (int, float))}
 
 
 def read(url: str, names: dict[str, str], counts: Any, draw: np.random.Generator) -> dict[str, dict[str, list[float]]]:
@@ -169,11 +191,16 @@ def ask(turns: int = 12, keys: int = 400_000) -> Answer:
         measured = compared(spark, shape, turns)
         of_string = ratios(measured.seconds[BLOCKS], measured.seconds[STRING])
         of_by_key = ratios(measured.seconds[BLOCKS], measured.seconds[BY_KEY])
-        spent = ratios(measured.spent[BLOCKS], measured.spent[STRING])
+        spent = ratios(measured.whole(BLOCKS), measured.whole(STRING))
+        of_server = ratios(measured.server[BLOCKS].seconds, measured.server[STRING].seconds)
+        figures[f"blocks.server.{shape.every}"] = statistics.median(of_server)
+        figures[f"blocks.python.{shape.every}"] = measured.python(BLOCKS) / measured.python(STRING)
+        figures[f"blocks.wire.{shape.every}"] = statistics.median(measured.server[BLOCKS].wire) / shape.touched
         rows.append(Row(f"blocks, {shape.name}", "a record per key", of_string))
         figures[f"blocks.{shape.name}"] = statistics.median(of_string)
         milliseconds = [spread(measured.seconds[way], 1000) for way in (STRING, BY_KEY, BLOCKS)]
-        lines.append((shape.name, *milliseconds, spread(of_string), spread(of_by_key), spread(spent)))
+        of_processors = (spread(spent), spread(of_server))
+        lines.append((shape.name, *milliseconds, spread(of_string), spread(of_by_key), *of_processors))
         print(*lines[-1], sep=" | ", flush=True)
         if shape.every > 1:
             continue
@@ -187,13 +214,14 @@ def ask(turns: int = 12, keys: int = 400_000) -> Answer:
                     spread(own),
                 )
             )
-        sizes = [f"{measured.bytes_of_key[way]:.1f}" for way in (STRING, BLOCKS)]
-        reads.append(("bytes of a key", *sizes, f"{measured.bytes_of_key[BLOCKS] / measured.bytes_of_key[STRING]:.2f}"))
+        sizes = [measured.server[way].bytes_of_key for way in (STRING, BLOCKS)]
+        figures["blocks.bytes"] = sizes[1]
+        reads.append(("bytes of a key", *(f"{size:.1f}" for size in sizes), f"{sizes[1] / sizes[0]:.2f}"))
         print(*reads, sep="\n", flush=True)
     spark.stop()
     batches = table(
         "a batch touches | milliseconds, a record per key | aggregated once | blocks | of a record per key "
-        "| of that aggregated once | processor time of a record per key",
+        "| of that aggregated once | processor time of a record per key | Redis's alone",
         lines,
     )
     return Answer(

@@ -7,7 +7,9 @@ An update is one key of one batch, after Catalyst has folded the rows of the key
     measured on one machine   processor time of a task and of the server for each key; bytes of a key in the server;
                               seconds a batch (a start and a slope); the cost of spreading a chunk over a cluster's
                               nodes and slot groups
-    counted                   round trips, and bytes on the wire
+    counted                   round trips, and bytes on the wire; of blocks these are measured
+    of blocks                 measured beside a record per key on one server, by the share of keys that a batch touches:
+                              the nearest measured share counts
     assumed                   processor time goes with the number of keys, whatever the number of servers; no server,
                               core or wire is used beyond `--load` of its capacity
 """
@@ -16,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
@@ -43,6 +46,22 @@ def line(found: dict[str, float]) -> str:
         return "`growth` was not asked"
     slope, start = np.polyfit(list(points), list(points.values()), 1, w=1 / np.array(list(points.values())))
     return f"{start:.2f} + {slope * 1e6:.2f} per million keys"
+
+
+class Layout(NamedTuple):
+    """What a key costs: processor time beside a record per key, bytes on the wire, and bytes in the server."""
+
+    name: str
+    of_server: float
+    of_task: float
+    wire: float
+    held: float
+
+
+def share_of(found: dict[str, float], every: float) -> str:
+    """The measured share that is nearest to one key in ``every``."""
+    measured = [name.removeprefix("blocks.server.") for name in found if name.startswith("blocks.server.")]
+    return min(measured, key=lambda one: abs(math.log(int(one) / max(every, 1.0))))
 
 
 def main() -> None:
@@ -81,25 +100,31 @@ def main() -> None:
 
     lines = []
     for updates, keys in ((1e5, 1e8), (1e6, 1e9), (options.updates, options.keys)):
-        by_memory = keys * held / (options.memory * 1e9)
-        one = updates * server / 1e6 <= options.load and by_memory <= 1
-        at_server, at_task = (server, client) if one else (far_server, far_client)
-        by_cpu = updates * at_server / 1e6 / options.load
-        servers = max(1, math.ceil(max(by_cpu, by_memory)))
-        lines.append(
-            (
-                f"{updates:,.0f} a second over {keys:,.0f}",
-                f"{by_cpu:.1f}",
-                f"{by_memory:.1f}",
-                f"{servers}, by {'processor' if by_cpu > by_memory else 'memory'}",
-                f"{updates * at_task / 1e6 / options.load:.1f}",
-                f"{updates * wire * 8 / 1e9:.1f}",
+        every = share_of(found, keys / (updates * options.batch))
+        own = Layout("a record per key", 1.0, 1.0, wire, held)
+        of_server, of_python, of_wire = (found[f"blocks.{part}.{every}"] for part in ("server", "python", "wire"))
+        for layout in (own, Layout(f"blocks, 1 key in {every}", of_server, of_python, of_wire, found["blocks.bytes"])):
+            by_memory = keys * layout.held / (options.memory * 1e9)
+            one = updates * server * layout.of_server / 1e6 <= options.load and by_memory <= 1
+            at_server, at_task = (server, client) if one else (far_server, far_client)
+            by_cpu = updates * at_server * layout.of_server / 1e6 / options.load
+            servers = max(1, math.ceil(max(by_cpu, by_memory)))
+            lines.append(
+                (
+                    f"{updates:,.0f} a second over {keys:,.0f}",
+                    layout.name,
+                    f"{by_cpu:.1f}",
+                    f"{by_memory:.1f}",
+                    f"{servers}, by {'processor' if by_cpu > by_memory else 'memory'}",
+                    f"{updates * at_task * layout.of_task / 1e6 / options.load:.1f}",
+                    f"{updates * layout.wire * 8 / 1e9:.1f}",
+                )
             )
-        )
     print()
     print(
         table(
-            "updates | servers by processor | by memory | servers needed | cores of tasks | Gbit/s, all servers",
+            "updates | layout | servers by processor | by memory | servers needed | cores of tasks "
+            "| Gbit/s, all servers",
             lines,
         )
     )
