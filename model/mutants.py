@@ -304,6 +304,27 @@ class _RollsBackBeforeAllAreOpened(TogetherProtocol):
     opens_all_first = False
 
 
+class _CorrectsWhateverOthersLack(TogetherProtocol):
+    """A state is corrected although another one lacks its last batch, which is then to be rolled back."""
+
+    def may_be_corrected(self, ledgers: Sequence[int], state: int) -> bool:
+        return True
+
+
+class _CorrectsWhatItDidNotSee(TogetherProtocol):
+    """A correction begins whatever was written since its list was read."""
+
+    def begin_correction(self, ledger: int, session: int, seen: int) -> ModelAttempt | int | Refused:
+        return super().begin_correction(ledger, session, ledger)
+
+
+class _CorrectsAllStatesAgain(TogetherProtocol):
+    """A second call adds the rows to all states where one of them lacks them."""
+
+    def lacks_correction(self, shown: Any) -> bool:
+        return True
+
+
 class _EvensOutItsOwnBatchesAlone(TogetherProtocol):
     """What another query left behind in some of the states only is adopted as it is."""
 
@@ -758,6 +779,9 @@ _FAILED_OVER = World(
     name="a node that fails over", store="cluster", drivers=((0, "refuse"),), plans=((1,),), losses=1, loss="node"
 )
 _TWO_STORES = Together(name="two stores")
+_CORRECTED_TOGETHER = Together(
+    name="a correction of two stores", drivers=((0, "refuse"),), attempts=2, plans=(1,), corrections=2
+)
 
 _COPIED_CHECKPOINT = Replans(name="a copied checkpoint", rows=2, attempts=3)
 _LEFT_BEHIND = Replans(name="a copied checkpoint, a batch left behind", drivers=2)
@@ -906,6 +930,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "one store, a commit for each state", _CommitsOneByOne, Together(name="one store", stores=(0, 0)), "are apart"
     ),
     Mutant("a store rolled back before all are opened", _RollsBackBeforeAllAreOpened, _TWO_STORES, "goes on behind"),
+    Mutant(
+        "a state is corrected whose last batch another one lacks",
+        _CorrectsWhateverOthersLack,
+        _CORRECTED_TOGETHER,
+        "refused for ever",
+    ),
+    Mutant("a correction of several states is begun unseen", _CorrectsWhatItDidNotSee, _CORRECTED_TOGETHER, "for ever"),
+    Mutant("a correction is called again for all states", _CorrectsAllStatesAgain, _CORRECTED_TOGETHER, "twice"),
     Mutant(
         "only one's own batches are reconciled",
         _EvensOutItsOwnBatchesAlone,

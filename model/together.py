@@ -13,13 +13,16 @@ from typing import Any, NamedTuple
 
 from mapstate.capabilities import FenceToken
 from mapstate.errors import MapStateError
-from mapstate.protocol import following, joint, transitions
-from mapstate.protocol.ledger_record import AlreadyCommitted, BatchPlan, LedgerRecord, OpenRequest
+from mapstate.protocol import following, joint, transitions, upkeep
+from mapstate.protocol.ledger_record import AlreadyCommitted, BatchPlan, Commit, LedgerRecord, OpenRequest
 from mapstate.schema import OnNewOwner, StateType
 from model.protocol import ModelAttempt, Protocol, Record, Refused
 from model.world import Drivers, Label, ViolationError, with_item
 
 __all__ = ["Together", "TogetherProtocol", "TogetherSteps"]
+
+_CORRECTION = (-1, 0, 4**10)
+"""What is held of a correction: its digit is in the value, and stands for its entry of the list, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,7 @@ class Together:
     ``failures``   attempts that their driver begins anew, at any moment, also between two commits
     ``lost_replies``  to a commit
     ``rollbacks``  of one state alone, by an operator who rewinds the checkpoint with it
+    ``corrections``  how often operators call one correction of all states, with its id; those before may be at work
     """
 
     name: str
@@ -44,6 +48,7 @@ class Together:
     failures: int = 0
     lost_replies: int = 0
     rollbacks: int = 0
+    corrections: int = 0
 
     @property
     def groups(self) -> list[tuple[int, ...]]:
@@ -96,8 +101,28 @@ class _Driver(NamedTuple):
         return _Driver(self.query, 0, "gone")
 
 
+class _Operator(NamedTuple):
+    """An operator with a correction. ``at`` counts the states, or the stores, that it is done with in its phase.
+
+    ``phase``  "look" (states), "check", "begin" (stores), "put" (states), "commit" (stores), "applied", "gone"
+    ``seen``   the ledger of each state as it looked; ``lacks`` the states without the correction
+    """
+
+    phase: str = "look"
+    at: int = 0
+    seen: tuple[int, ...] = ()
+    lacks: tuple[int, ...] = ()
+    attempts: tuple[tuple[int, ModelAttempt], ...] = ()
+
+    def to(self, phase: str) -> _Operator:
+        return self._replace(phase=phase, at=0)
+
+
 class _State(NamedTuple):
-    """Everything at one moment. ``held`` is the audit: by state, the batches that count, as (query, batch, adds)."""
+    """Everything at one moment.
+
+    ``held`` is the audit: by state, what counts, batches as (query, batch, adds), and the correction as `_CORRECTION`.
+    """
 
     ledgers: tuple[int, ...]
     records: tuple[Record | None, ...]
@@ -105,9 +130,17 @@ class _State(NamedTuple):
     drivers: tuple[_Driver, ...]
     held: tuple[tuple[tuple[int, int, int], ...], ...]
     used: _Used
+    operators: tuple[_Operator, ...] = ()
 
     def with_driver(self, at: int, driver: _Driver) -> _State:
         return self._replace(drivers=with_item(self.drivers, at, driver))
+
+    def with_operator(self, at: int, operator: _Operator) -> _State:
+        return self._replace(operators=with_item(self.operators, at, operator))
+
+    def batches(self) -> list[tuple[tuple[int, int, int], ...]]:
+        """The batches of each state that count."""
+        return [tuple(one for one in held if one != _CORRECTION) for held in self.held]
 
 
 class TogetherProtocol(Protocol):
@@ -115,6 +148,36 @@ class TogetherProtocol(Protocol):
 
     opens_all_first = True
     commits_one_store_at_once = True
+
+    def commit_apart(
+        self, ledger: int, session: int, query: int, batch: int, txid: int, apart_from: tuple[str, ...]
+    ) -> int | Refused:
+        """See `transitions.commit`; ``apart_from`` are the states of other stores."""
+        done = Commit(batch_id=batch, txid=txid, owner=f"q{query}", apart_from=apart_from)
+        return self._changed(lambda: self.committed(self.ledger(ledger), f"s{session}", done))
+
+    def may_be_corrected(self, ledgers: Sequence[int], state: int) -> bool:
+        """See `mapstate.spark.driver.correcting`: no state lacks a batch that this one may have to give up."""
+        own = self.ledger(ledgers[state])
+        others = [self.ledger(one) for one in ledgers]
+        return not own.may_lose_last_batch() or all(joint.has_last_batch(own, other) for other in others)
+
+    def begin_correction(self, ledger: int, session: int, seen: int) -> ModelAttempt | int | Refused:
+        """See `upkeep.begin_operator`, of one that takes over."""
+
+        def begun() -> tuple[LedgerRecord, Any]:
+            known = self.ledger(seen)
+            return upkeep.begin_operator(self.ledger(ledger), f"o{session}", "correction", take_over=True, seen=known)
+
+        return self._begun(begun)
+
+    def commit_correction(self, ledger: int, txid: int) -> int | Refused:
+        """See `upkeep.commit_correction`."""
+        return self._changed(lambda: upkeep.commit_correction(self.ledger(ledger), txid))
+
+    def lacks_correction(self, shown: Any) -> bool:
+        """Whether the list of a state, which stands in its value, lacks the correction."""
+        return not (shown or 0) // _CORRECTION[2]
 
     def open_one(self, ledger: int, opening: OpenRequest) -> int | Refused:
         """See `open_ledger`."""
@@ -201,7 +264,12 @@ class TogetherSteps:
             if driver.phase != "gone":
                 yield from self._driver(state, at, driver)
         if state.used.rollbacks < world.rollbacks:
-            yield from self._operator(state)
+            yield from self._rollback(state)
+        if len(state.operators) < world.corrections and all(state.held):
+            yield ("an operator comes",), state._replace(operators=(*state.operators, _Operator()))
+        for at, operator in enumerate(state.operators):
+            if operator.phase not in ("applied", "gone"):
+                yield self._correct(state, at, operator)
 
     def _driver(self, state: _State, at: int, driver: _Driver) -> Iterator[tuple[Label, _State]]:
         if driver.phase == "open":
@@ -280,7 +348,7 @@ class TogetherSteps:
             yield (*label, "which counts already"), after.with_driver(at, driver._replace(phase="committed"))
             return
         own = all(self.protocol.ledger(one).session == f"s{at}" for one in after.ledgers)
-        if own and None not in driver.attempts and len(set(after.held)) > 1:
+        if own and None not in driver.attempts and len(set(after.batches())) > 1:
             raise ViolationError(f"an attempt begins where the states are not even: {after.held}")
         used = after.used._replace(attempts=after.used.attempts + 1)
         for plan in world.plans:
@@ -318,7 +386,8 @@ class TogetherSteps:
             attempt = driver.attempts[one]
             if attempt is None:
                 continue
-            answer = self.protocol.commit(ledgers[one], at, driver.query, driver.batch, attempt.txid)
+            apart = tuple(str(place) for place, of in enumerate(self.world.stores) if of != self.world.stores[one])
+            answer = self.protocol.commit_apart(ledgers[one], at, driver.query, driver.batch, attempt.txid, apart)
             if isinstance(answer, Refused):
                 yield (*label, answer.error), state.with_driver(at, driver.gone())
                 return
@@ -344,7 +413,52 @@ class TogetherSteps:
         idle = driver._replace(phase="begin", batch=batch + 1, at=0, attempts=(), adds=0)
         return (f"driver {at}", "Spark's own commit of batch", batch), after.with_driver(at, idle)
 
-    def _operator(self, state: _State) -> Iterator[tuple[Label, _State]]:
+    def _correct(self, state: _State, at: int, own: _Operator) -> tuple[Label, _State]:
+        """The next step of an operator. Without one it has died."""
+        protocol, label, gone = self.protocol, (f"operator {at}", own.phase, own.at), own.to("gone")
+        groups = [left for group in self._groups if (left := [one for one in group if one in own.lacks])]
+        ledgers = list(state.ledgers)
+        if own.phase == "look":
+            ledger = ledgers[own.at]
+            shown = protocol.shown(protocol.view(ledger), protocol.newest(ledger), state.records[own.at])
+            lacks = (*own.lacks, own.at) if protocol.lacks_correction(shown) else own.lacks
+            own = own._replace(at=own.at + 1, seen=(*own.seen, ledger), lacks=lacks)
+            if own.at == len(ledgers):
+                own = own.to("check" if lacks else "applied")
+            return label, state.with_operator(at, own)
+        if own.phase == "check":  # against the others as they are by now
+            known = [[own.seen[one] if place == one else of for place, of in enumerate(ledgers)] for one in own.lacks]
+            able = all(protocol.may_be_corrected(of, one) for of, one in zip(known, own.lacks, strict=True))
+            return (*label, "" if able else "UsageError"), state.with_operator(at, own.to("begin") if able else gone)
+        if own.phase == "begin":
+            attempts = dict(own.attempts)
+            for one in groups[own.at]:
+                answer = protocol.begin_correction(ledgers[one], at, own.seen[one])
+                if not isinstance(answer, ModelAttempt):
+                    return (*label, answer), state.with_operator(at, gone)
+                ledgers[one], attempts[one] = answer.ledger, answer
+            own = own._replace(at=own.at + 1, attempts=tuple(attempts.items()))
+            own = own.to("put") if own.at == len(groups) else own
+            return label, state._replace(ledgers=tuple(ledgers)).with_operator(at, own)
+        if own.phase == "put":
+            one, attempt = own.attempts[own.at]
+            record = protocol.applied(attempt.view, attempt.txid, state.records[one], _CORRECTION[2])
+            if not protocol.may_write(protocol.fence(ledgers[one]), attempt.token) or isinstance(record, Refused):
+                return (*label, "and is fenced"), state.with_operator(at, gone)
+            after = state._replace(records=with_item(state.records, one, record))
+            own = own._replace(at=own.at + 1)
+            return label, after.with_operator(at, own.to("commit") if own.at == len(own.attempts) else own)
+        held = list(state.held)
+        for one in groups[own.at]:
+            committed = protocol.commit_correction(ledgers[one], dict(own.attempts)[one].txid)
+            if isinstance(committed, Refused):
+                return (*label, committed.error), state.with_operator(at, gone)
+            ledgers[one], held[one] = committed, (*held[one], _CORRECTION)
+        own = own._replace(at=own.at + 1)
+        own = own.to("applied") if own.at == len(groups) else own
+        return label, state._replace(ledgers=tuple(ledgers), held=tuple(held)).with_operator(at, own)
+
+    def _rollback(self, state: _State) -> Iterator[tuple[Label, _State]]:
         """Stops the query, rolls one of the states back where all could be, and rewinds the checkpoint."""
         if len(set(state.held)) > 1 or not state.held[0]:
             return
@@ -373,10 +487,17 @@ class TogetherSteps:
             right = sum(adds for _, _, adds in state.held[place])
             if (found or 0) != right:
                 raise ViolationError(f"state {place} reads as {found} where {right} is right: {record}")
-        shortest = min(map(len, state.held))
-        if len({one[:shortest] for one in state.held}) > 1:
+        batches = state.batches()
+        shortest = min(map(len, batches))
+        if len({one[:shortest] for one in batches}) > 1:
             raise ViolationError(f"the states differ for ever: {state.held}")
-        if max(map(len, state.held)) > shortest + (len(self.world.groups) > 1 or bool(state.used.rollbacks)):
+        if any(len({_CORRECTION in state.held[one] for one in group}) > 1 for group in self.world.groups):
+            raise ViolationError(f"the states of a store count a correction apart: {state.held}")
+        if any(held.count(_CORRECTION) > 1 for held in state.held):
+            raise ViolationError(f"a correction counts twice: {state.held}")
+        if any(one.phase == "applied" for one in state.operators) and not all(_CORRECTION in one for one in state.held):
+            raise ViolationError(f"a correction was said to be applied, and does not count: {state.held}")
+        if max(map(len, batches)) > shortest + (len(self.world.groups) > 1 or bool(state.used.rollbacks)):
             raise ViolationError(f"the states are apart: {state.held}")
         for query, due in enumerate(state.checkpoints):
             for held in state.held:
@@ -389,13 +510,36 @@ class TogetherSteps:
         store = (state.ledgers, state.records, state.checkpoints, state.held)
         if store not in self._can_finish:
             queries = range(self.world.queries)
-            self._can_finish[store] = next((why for query in queries if (why := self._refuses(state, query))), None)
+            whys = (why for query in queries if (why := self._refuses(state, query)))
+            self._can_finish[store] = next(whys, None) or self._rest_is_refused(state)
         why = self._can_finish[store]
         if why is not None:
             raise ViolationError(why)
 
+    def _rest_is_refused(self, state: _State) -> str | None:
+        """An operator who comes now, and is left alone, ends a correction that some of the states count.
+
+        At the latest behind a batch that is left alone.
+        """
+        counting = [_CORRECTION in held for held in state.held]
+        if not any(counting) or all(counting):
+            return None
+        now = state._replace(operators=(_Operator(),))
+        while now.operators[0].phase not in ("applied", "gone"):
+            _, now = self._correct(now, 0, now.operators[0])
+        if now.operators[0].phase == "applied":
+            return None
+        later = [self._left_alone(state, query) for query in range(self.world.queries)]
+        behind = [one for one in later if isinstance(one, _State)]
+        return "the rest of a correction is refused for ever" if not behind else self._rest_is_refused(behind[0])
+
     def _refuses(self, state: _State, query: int) -> str | None:
         """A driver that comes now, and is left alone, ends its batch in all states."""
+        after = self._left_alone(state, query)
+        return after if isinstance(after, str) else None
+
+    def _left_alone(self, state: _State, query: int) -> _State | str | None:
+        """What is behind the next batch of a query; why it is refused for ever; None where it may be, or has none."""
         batch = state.checkpoints[query]
         if batch >= self.world.batches:
             return None
@@ -410,4 +554,4 @@ class TogetherSteps:
             label, now = next(alone._driver(now, place, driver))
             if label[-1] == "StateOwnershipError":
                 return None
-        return None
+        return now

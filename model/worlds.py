@@ -118,6 +118,8 @@ SMALL: tuple[World | Together | Replans | Following | Forgetting | Correcting | 
     Together(name="two states in two stores, begun anew", drivers=_ALONE, failures=1, lost_replies=1),
     Together(name="two states in two stores, a second query adopts", drivers=((0, "refuse"), (1, "adopt")), batches=1),
     Together(name="three states in two stores", stores=(0, 0, 1), attempts=2),
+    Together(name="a correction of two stores", drivers=_ALONE, attempts=2, plans=(1,), corrections=2),
+    Together(name="a correction of one store", stores=(0, 0), drivers=_ALONE, attempts=2, plans=(1,), corrections=2),
     Replans(name="a checkpoint that is copied", drivers=2, rows=2),
     Replans(name="a checkpoint that is copied, transactional", type="transactional", drivers=2, attempts=3),
     Replans(name="a checkpoint that is copied, two states in one store", stores=(0, 0), drivers=2, rows=2, attempts=3),
@@ -382,6 +384,8 @@ LARGE: tuple[World | Together | Replans | Following | Forgetting | Correcting | 
         name="two states in two stores, adopt and back again", drivers=((0, "refuse"), (1, "adopt"), (0, "adopt"))
     ),
     Together(name="three states in three stores", stores=(0, 1, 2)),
+    Together(name="a correction of two stores, two drivers", attempts=2, plans=(1,), corrections=2),
+    Together(name="a correction of three states in two stores", stores=(0, 0, 1), drivers=_ALONE, corrections=2),
     Following(name="a state that is followed for long", attempts=4),
     Forgetting(name="a key that is forgotten, and again", attempts=2),
     Correcting(name="two corrections that are repeated", ids=(0, 1, 0), attempts=3, rollbacks=2),
