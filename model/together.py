@@ -104,11 +104,11 @@ class _Driver(NamedTuple):
 class _Operator(NamedTuple):
     """An operator with a correction. ``at`` counts the states, or the stores, that it is done with in its phase.
 
-    ``phase``  "look" (states), "check", "begin" (stores), "put" (states), "commit" (stores), "applied", "gone"
-    ``seen``   the ledger of each state as it looked; ``lacks`` the states without the correction
+    ``phase``  "read list" (states), "check", "begin" (stores), "put" (states), "commit" (stores), "applied", "gone"
+    ``seen``   the ledger of each state as it read it; ``lacks`` the states without the correction
     """
 
-    phase: str = "look"
+    phase: str = "read list"
     at: int = 0
     seen: tuple[int, ...] = ()
     lacks: tuple[int, ...] = ()
@@ -418,7 +418,7 @@ class TogetherSteps:
         protocol, label, gone = self.protocol, (f"operator {at}", own.phase, own.at), own.to("gone")
         groups = [left for group in self._groups if (left := [one for one in group if one in own.lacks])]
         ledgers = list(state.ledgers)
-        if own.phase == "look":
+        if own.phase == "read list":
             ledger = ledgers[own.at]
             shown = protocol.shown(protocol.view(ledger), protocol.newest(ledger), state.records[own.at])
             lacks = (*own.lacks, own.at) if protocol.lacks_correction(shown) else own.lacks
@@ -519,7 +519,7 @@ class TogetherSteps:
     def _rest_is_refused(self, state: _State) -> str | None:
         """An operator who comes now, and is left alone, ends a correction that some of the states count.
 
-        At the latest behind a batch that is left alone.
+        At the latest after a batch that is left alone.
         """
         counting = [_CORRECTION in held for held in state.held]
         if not any(counting) or all(counting):
