@@ -64,6 +64,11 @@ def test_what_a_job_cannot_do_ends_with_2_and_the_message(spark, visits, tmp_pat
         (["seed", "--version-of", "old", "--version-of", "visits=older"], "STATE=NAME"),
         (["seed", "--version-of", "visits=old", "--version-of", "visits=older"], "STATE=NAME"),
         (["correct", "--id", "one", "--add", "t", "--format", "csv", "--option", "header"], "it is K=V"),
+        (["correct", "--id", "one", "--add", "no_table"], "UsageError: --add 'no_table' cannot be read, and nothing"),
+        (["correct", "--id", "one", "--add", "/no/path", "--format", "parquet"], "UsageError: --add '/no/path' cannot"),
+        (["correct", "--id", "one", "--add", "t", "--format", "nope"], "UsageError: --add 't' cannot be read"),
+        (["run", "--trigger", "often"], "UsageError: the query does not start, and nothing was written"),
+        (["run", "--trigger", "-5 seconds"], "UsageError: the query does not start, and nothing was written"),
     ):
         with pytest.raises(SystemExit) as ended:
             job_main(counts, visits.checkpoint, words)

@@ -177,7 +177,9 @@ def test_named_keys_are_looked_up_and_no_other_is_read(spark, redis_server, redi
         assert "cmdstat_scan" in client.info("commandstats")
 
 
-@pytest.mark.parametrize("given", ["a", '"a"', '["a", 1]', '[{"user": "a", "n": 1}]', '["a"], "keys": ["b"]', "[[]]"])
+@pytest.mark.parametrize(
+    "given", ["a", '"a"', '["a", 1]', '[{"user": "a", "n": 1}]', '["a"], "keys": ["b"]', "[[]]", "[" * 5_000]
+)
 def test_what_is_no_list_of_keys_is_refused(spark, tmp_path, given):
     url = f"sqlite:///{tmp_path}/state.db"
     made_of_one_batch(url, "s", USERS, N, {"a": 1})

@@ -29,7 +29,9 @@ from mapstate import (
     transactional,
 )
 from mapstate.backends import resolve
+from mapstate.operations.forget import forget, listed
 from mapstate.protocol.ledger import Ledger
+from mapstate.spark.driver.job import Branch
 from mapstate.testing import Commits, Fail, FaultyBackend, crash_between
 
 pytestmark = pytest.mark.spark
@@ -440,3 +442,82 @@ def test_new_values_on_the_driver_come_where_arrow_batches_have_no_bound_and_in_
         spark.conf.set(name, before)
     year_1 = -62_135_596_800
     assert got == [[("a", 1, year_1, year_1), ("b", 1, None, None)]] * 2
+
+
+# Keys that are forgotten while a state that follows has still to get them
+
+
+def followed(spark: SparkSession, visits: Visits, url: str, place: Any, kind: str) -> Any:
+    """A state, and one that follows its new values or the windows that it fires. The time of a row is its bytes."""
+    rows = newStream("visits", visits.stream(spark))
+    counts: Any
+    if kind == "fired":
+        windows = rows.tumblingWindow(10, timestampField="bytes", retention=1_000).groupBy("user_id")
+        counts = windows.persistentAggregate(opaque(url, "counts", max_attempts=1), visits=Count())
+        second = counts.firedWindowsStream().groupBy("window_end")
+    else:
+        counts = rows.groupBy("user_id").persistentAggregate(opaque(url, "counts", max_attempts=1), visits=Count())
+        second = counts.newValuesStream().groupBy("visits")
+    second.persistentAggregate(opaque(place, "second", max_attempts=1), users=Count())
+    return counts
+
+
+FOLLOWED = {"new values": {(1,): {"users": 2}, (2,): {"users": 1}}, "fired": {(10,): {"users": 2}}}
+FORGOTTEN = {"user_id": "x"}
+
+
+def between(spark: SparkSession, visits: Visits, url: str, other: str, kind: str, folder: Path) -> None:
+    """Two batches, of which the second one counts in the first state alone."""
+    visits.put("a", [("x", 1), ("y", 2)])
+    run(followed(spark, visits, url, other, kind), visits)
+    visits.put("b", [("x", 200), ("z", 200)])
+    folder.mkdir()
+    fault = Fail(method="multi_put", call=1, error=errors.CorruptStoreError)
+    with pytest.raises(StreamingQueryException):
+        run(followed(spark, visits, url, FaultyBackend(resolve(other), folder, (fault,)), kind), visits)
+    with open_reader(url, "counts") as counts, open_reader(other, "second") as second:
+        assert (counts.ledger().last_commit.batch_id, second.ledger().last_commit.batch_id) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", FOLLOWED)
+@pytest.mark.parametrize("is_apart", [False, True], ids=["one store", "two stores"])
+def test_no_key_is_forgotten_that_a_state_that_follows_has_still_to_get(spark, visits, tmp_path, kind, is_apart):
+    url = f"sqlite:///{tmp_path}/counts.db"
+    other = f"sqlite:///{tmp_path}/second.db" if is_apart else url
+    between(spark, visits, url, other, kind, tmp_path / "faults")
+    beside = [(other, "second")] if is_apart else []
+    if is_apart:
+        with pytest.raises(errors.UsageError, match="followed by 'second', which is not in its store"):
+            forget(url, "counts", FORGOTTEN, id="ticket")
+    with pytest.raises(errors.FencedError, match="'second' follows state 'counts', and has still to get its last"):
+        forget(url, "counts", FORGOTTEN, id="ticket", beside=beside)
+    assert listed(url, "counts") == []
+    run(followed(spark, visits, url, other, kind), visits)
+    assert contents(other, "second") == FOLLOWED[kind]
+    assert forget(url, "counts", FORGOTTEN, id="ticket", beside=beside).keys > 0
+
+
+@pytest.mark.parametrize("kind", FOLLOWED)
+def test_a_batch_that_comes_again_needs_no_key_that_all_have_got(spark, visits, tmp_path, kind):
+    """The driver died in front of Spark's own commit: what follows counts the batch, and a key is forgotten since."""
+    url = f"sqlite:///{tmp_path}/counts.db"
+    for name, rows in (("a", [("x", 1), ("y", 2)]), ("b", [("x", 200), ("z", 200)])):
+        visits.put(name, rows)
+        run(followed(spark, visits, url, url, kind), visits)
+    crash_between(visits.checkpoint)
+    forget(url, "counts", FORGOTTEN, id="ticket")
+    run(followed(spark, visits, url, url, kind), visits)
+    assert contents(url, "second") == FOLLOWED[kind]
+
+
+def test_windows_that_lack_forgotten_keys_are_not_passed_on(spark, visits, tmp_path, monkeypatch):
+    """A commit of an older version names no state that follows, so nothing kept the key from being forgotten."""
+    url = f"sqlite:///{tmp_path}/counts.db"
+    with monkeypatch.context() as older:
+        older.setattr(Branch, "followers", property(lambda _: []))
+        between(spark, visits, url, url, "fired", tmp_path / "faults")
+    forget(url, "counts", FORGOTTEN, id="ticket")
+    with pytest.raises(StreamingQueryException, match="lack the keys that were forgotten since: 'ticket'"):
+        run(followed(spark, visits, url, url, "fired"), visits)
+    with open_reader(url, "second") as second:
+        assert second.ledger().last_commit.batch_id == 0

@@ -21,7 +21,7 @@ import msgspec
 from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FencedWrites, Rewrites, Scrubs
-from mapstate.errors import FencedError, UsageError, check_range, cut, shown
+from mapstate.errors import FencedError, StateNotFoundError, UsageError, check_range, cut, shown
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.maps.change_log import ChangeLog, is_of_log, logged_txid
 from mapstate.maps.operator_list import (
@@ -39,6 +39,7 @@ from mapstate.maps.pane_index import batched, index_codec
 from mapstate.maps.record_pass import CodecWithIndex
 from mapstate.maps.serialized import writer_of
 from mapstate.operations.vacuum import check_able, check_beside
+from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, now
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
@@ -109,14 +110,15 @@ def forget(
             of two versions are. Else that of the state's first entry, or a new one.
         followers_have: Seconds after which followers have read of the removal. Later, a call with the same id removes
             the change log up to there, and who is further behind gets a ChangesGoneError.
-        beside: The states of the topology that are committed apart from this one, each with its store.
+        beside: The states of the topology that are committed apart from this one, and those that follow it and are in
+            another store, each with its store.
         page_size: Keys listed at a time.
 
     Raises:
         UsageError: A batch is in flight; the state has no such columns; no id, or that of other keys; a state of
             ``beside`` lacks the last batch; or the store can neither refuse late writers nor list its keys.
         ConfigurationError: ``followers_have`` is no number of seconds.
-        FencedError: A batch began meanwhile. Run it again.
+        FencedError: A batch began meanwhile, or a state that follows has still to get the last one. Run it again.
         StateNotFoundError: There is no such state.
         StoreError: The store failed. Run it again.
 
@@ -141,7 +143,7 @@ def forget(
 
     check_id("forget", id, salt)
     with opened(backend_or_url, state) as store:
-        (done,) = _Forgetting(store, state, followers_have, beside, page_size).run(wanted)
+        (done,) = _Forgetting(store, backend_or_url, state, followers_have, beside, page_size=page_size).run(wanted)
         return done
 
 
@@ -181,7 +183,7 @@ def forget_listed(
         return listed
 
     with opened(backend_or_url, state) as store:
-        return _Forgetting(store, state, followers_have, beside, page_size).run(wanted)
+        return _Forgetting(store, backend_or_url, state, followers_have, beside, page_size=page_size).run(wanted)
 
 
 def when_caught_up(
@@ -304,12 +306,14 @@ class _Forgetting:
     def __init__(
         self,
         store: Any,
+        place: Backend | str,
         state: str,
         followers_have: float,
         beside: Sequence[tuple[Backend | str, str]],
+        *,
         page_size: int,
     ) -> None:
-        self._store = store
+        self._store, self._place = store, place
         check_range("followers_have", followers_have, 0.0, unit=" of seconds")
         self._followers_have = followers_have
         self._beside = beside
@@ -352,11 +356,33 @@ class _Forgetting:
     def _check(self, seen: LedgerRecord) -> None:
         """Refuse before anything is listed or written."""
         begin_operator(seen, "", "forget")
-        check_beside(seen, self._beside, "forget")
+        followers = () if seen.last_commit is None else seen.last_commit.followers
+        for name in followers:
+            self._check_follower(seen, name)
+        check_beside(seen, [pair for pair in self._beside if pair[1] not in followers], "forget")
         if seen.type != "opaque" and not self._removes:
             raise UsageError(
                 f"state {seen.state!r} is {seen.type}, and its store cannot remove records so that no late writer "
                 "makes them anew. Nothing was written. Remove the state (mapstate drop), and replay the source."
+            )
+
+    def _check_follower(self, seen: LedgerRecord, name: str) -> None:
+        """Refuse while a state that follows has still to get what this one would pass on of its last batch."""
+        place = next((place for place, other in self._beside if other == name), self._place)
+        try:
+            with opened(place, name) as store:
+                other = read_ledger(store, name)
+        except StateNotFoundError as error:
+            raise UsageError(
+                f"state {seen.state!r} is followed by {name!r}, which is not in its store. Nothing was written. Name "
+                "it with its store (beside=..., --beside URL#STATE); if it is gone, start the job without it once.",
+                state=seen.state,
+            ) from error
+        if not has_last_batch(seen, other):
+            raise FencedError(
+                f"state {name!r} follows state {seen.state!r}, and has still to get its last batch, which would lack "
+                "the forgotten keys. Nothing was written. See that the job runs, and forget after its next batch.",
+                state=seen.state,
             )
 
     def _first(self, seen: LedgerRecord, new: dict[int, ListEntry]) -> dict[int, ListEntry]:

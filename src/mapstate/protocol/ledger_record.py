@@ -96,6 +96,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     ``keys_delta``        the number of keys added less those removed; None if unknown
     ``keys_held``         the number of keys in the state after the batch; None if unknown. `commit` computes it
     ``apart_from``        states of the topology that commit this batch in another write, so that they may lack it
+    ``followers``         states that follow this one, and commit the batch later. In the JSON only if there are any
     ``last_txid_before``  the ledger's last txid before the batch: of a commit, a vacuum, or adopted records
     ``windows``           of a state with windows
     ``is_part``           the function gave the batch in parts, and what counts is the first one. In the JSON only if so
@@ -116,6 +117,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     keys_delta: int | None = None
     keys_held: int | None = None
     apart_from: tuple[str, ...] = ()
+    followers: tuple[str, ...] = ()
     last_txid_before: int | None = None
     windows: WindowCommit | None = None
     is_part: bool = False
@@ -289,7 +291,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 _encoder = msgspec.json.Encoder()
 _NULLS = b"ttl windows changes rolling seed operations correction taken newest reading".split()
 _ZEROS = b"height forgotten expired".split()
-_FLAGS = (b',"is_part":false', b',"seeded":false', b',"kind":"vacuum"')
+_FLAGS = (b',"followers":[]', b',"is_part":false', b',"seeded":false', b',"kind":"vacuum"')
 _DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), *(b',"%s":0' % name for name in _ZEROS), *_FLAGS)
 
 

@@ -438,7 +438,7 @@ class _Source(NamedTuple):
         try:
             asked = json.encode({"keys": json.decode(self.keys, type=list[Any])})
             return list(codec.decode_all(list(dict.fromkeys(codec.encode_all(JsonKeys(ledger.keys).decode(asked))))))
-        except (MsgspecError, UsageError, KeyEncodingError) as error:
+        except (MsgspecError, RecursionError, UsageError, KeyEncodingError) as error:
             raise ConfigurationError(
                 f"keys is a JSON list of keys, as in a POST to mapstate serve, and this one is none: {error}"
             ) from error

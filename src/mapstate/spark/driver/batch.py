@@ -258,7 +258,7 @@ class BatchDriver:
         """Commits the batch in all states, or raises: the next begin rolls back the states that were committed."""
         at, commits = now(), []
         offsets: dict[tuple[str, str | None] | None, str | None] = {}  # mostly one for all, and files are read for it
-        for attempt, record, result in zip(attempts, records, results, strict=True):
+        for branch, attempt, record, result in zip(self._plan.branches, attempts, records, results, strict=True):
             last = record.last_commit
             before = None if last is None else (last.owner, last.offsets)
             if before not in offsets:
@@ -273,6 +273,7 @@ class BatchDriver:
                 offsets=offsets[before],
                 run=batch.run.run_id,
                 keys_delta=result.keys_delta,
+                followers=tuple(follower.job.spec.state for follower in branch.followers),
                 windows=result.window_commit,
             )
             commits.append(commit)

@@ -5,7 +5,7 @@ Streams build these when they are declared. The driver of the batches only reads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Self
@@ -112,6 +112,11 @@ class Follower:
         self.function(rows, batch_id, txid)
 
 
+def followers_of(functions: Iterable[Downstream | Follower]) -> list[Branch]:
+    """The states among them."""
+    return [each.branch for each in functions if isinstance(each, Follower) and each.branch is not None]
+
+
 @dataclass(eq=False)
 class Branch:
     """One state, the steps that lead to it, and the functions that follow its commit.
@@ -128,6 +133,11 @@ class Branch:
     fired: list[Downstream | Follower] = field(default_factory=list)
     taken: tuple[int, int] | None = None
     make_driver: Callable[[Branch], Any] | None = None
+
+    @property
+    def followers(self) -> list[Branch]:
+        """The states that follow it."""
+        return followers_of([*self.downstream, *self.fired])
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mapstate import errors
 from mapstate.aggregators.fields import Fields
 from mapstate.backends import opened
 from mapstate.batch_report import BatchReport, FinishedBatch
-from mapstate.errors import StaleBatchError, UsageError
+from mapstate.errors import StaleBatchError, UsageError, shown
 from mapstate.maps.operator_list import of_kind, read_list
 from mapstate.maps.pane_index import windows_of_ledger
 from mapstate.protocol import ledger as trouble
@@ -31,7 +31,7 @@ from mapstate.protocol.ways_back import can_all_roll_back
 from mapstate.protocol.windows import WindowCommit
 from mapstate.spark.driver.access import Access
 from mapstate.spark.driver.frames import Frames, through
-from mapstate.spark.driver.job import Branch, Downstream, Follower, StreamPlan
+from mapstate.spark.driver.job import Branch, Downstream, Follower, StreamPlan, followers_of
 from mapstate.spark.driver.new_values import new_values_frame, new_values_type, read_back
 from mapstate.spark.driver.state import StateDriver
 from mapstate.spec import StateSpec
@@ -174,15 +174,23 @@ def _emit_again(state: StateDriver, df: DataFrame, record: LedgerRecord, done: A
     frame = state.keyed(through(state.branch.steps, df, done.batch_id))
     new_values, missing = read_back(frame, state.spec, fields, record, done.commit, old=state.retracts)
     if done.commit is None or missing:
-        _check_complete(state, done, missing)
+        _check_complete(state, record, done, missing)
     state.emit(new_values, done.batch_id)
 
 
 def _emit_fired_again(state: StateDriver, df: DataFrame, record: LedgerRecord, done: AlreadyCommitted) -> None:
     """Passes on the windows that a batch has fired that counts already. Raises IncompleteBatchError."""
-    if done.commit is None and state.branch.fired:
-        windows = f"the windows that batch {done.batch_id} fired {_FORGOTTEN}"
-        if any(isinstance(function, Follower) and function.branch is not None for function in state.branch.fired):
+    lost, commit = "", done.commit
+    if commit is None:
+        lost = _FORGOTTEN
+    elif followers_of(state.branch.fired):
+        with opened(state.spec.backend, state.spec.state) as store:
+            entries = of_kind(read_list(store, record), "forget").values()
+        ids = [shown(entry.id) for entry in entries if (entry.txid or 0) > commit.txid]
+        lost = f"lack the keys that were forgotten since: {', '.join(ids)}" if ids else ""
+    if lost and state.branch.fired:
+        windows = f"the windows that batch {done.batch_id} fired {lost}"
+        if _is_lacked(state.branch.fired, record, done):
             raise _incomplete(state, done, windows)
         _log.warning("state %s: %s", state.spec.state, windows)
     state.emit_fired(df, record, done.commit, done.batch_id)
@@ -208,14 +216,20 @@ def report_of(commit: Commit) -> BatchReport:
 _FORGOTTEN = "cannot be told from later ones any more: another query has committed since, or the state was reset"
 
 
-def _check_complete(state: StateDriver, done: AlreadyCommitted, missing: int) -> None:
+def _is_lacked(functions: Iterable[Downstream | Follower], record: LedgerRecord, done: AlreadyCommitted) -> bool:
+    """Whether a state that follows has still to get the batch."""
+    known = [ledger_of(branch.job.spec) for branch in followers_of(functions)]
+    return any(ledger is None or ledger.owners.get(record.owner, 0) <= done.batch_id for ledger in known)
+
+
+def _check_complete(state: StateDriver, record: LedgerRecord, done: AlreadyCommitted, missing: int) -> None:
     lost = _FORGOTTEN
     if done.commit is not None:
         lost = (
-            f"lack {missing} of {done.commit.keys} keys: their records have expired or were evicted, or the batch "
-            "removed them and a vacuum came since, or a later attempt wrote them"
+            f"lack {missing} of {done.commit.keys} keys: their records have expired or were evicted, they were "
+            "forgotten, or the batch removed them and a vacuum came since, or a later attempt wrote them"
         )
-    if state.retracts:
+    if state.retracts and _is_lacked(state.branch.downstream, record, done):
         raise _incomplete(state, done, f"the new values of batch {done.batch_id}, which is committed already, {lost}")
     if done.commit is not None:
         _log.warning("state %s: the new values of batch %d %s", state.spec.state, done.batch_id, lost)
@@ -260,15 +274,11 @@ def _can_follow_back(plan: StreamPlan, batch_id: int) -> bool:
 def branches_of(plan: StreamPlan) -> Iterator[Branch]:
     """The states of a query, and all that follow them."""
     others = [function for entry in plan.after_commit for function in (entry.function, *entry.downstream)]
-    branches = [*plan.branches, *_followers(others)]
+    branches = [*plan.branches, *followers_of(others)]
     while branches:
         branch = branches.pop()
         yield branch
-        branches += _followers([*branch.downstream, *branch.fired])
-
-
-def _followers(functions: Iterable[Downstream | Follower]) -> list[Branch]:
-    return [function.branch for function in functions if isinstance(function, Follower) and function.branch is not None]
+        branches += branch.followers
 
 
 def give_up(ledgers: Ledgers, error: BaseException) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, get_args
 
-from mapstate.errors import MapStateError, UsageError, shown
+from mapstate.errors import MapStateError, UsageError, cut, shown
 from mapstate.protocol.cuts import Holes
 from mapstate.reader.forms import time_given
 from mapstate.spark.driver.initial_rows import PLACES, Coordinates, InitialRows, StartsAt
@@ -35,7 +35,7 @@ def job_main(
     ``arguments``           those of the program, sys.argv, by default
 
     Ends the process with 2 and the message of an error of mapstate, before or after anything was written, as it says;
-    with argparse's 2 for arguments that cannot be. What Spark raises is passed on.
+    with argparse's 2 for arguments that cannot be. What Spark raises in a batch or while it reads rows is passed on.
     """
     given = _parser().parse_args(arguments)
     try:
@@ -121,8 +121,13 @@ def _version_of(said: list[str]) -> str | dict[str, str | None] | None:
 
 
 def _run(declared: Any, checkpoint: str, given: Namespace) -> None:
+    from pyspark.errors import PySparkException
+
     trigger = {"availableNow": True} if given.available_now else given.trigger
-    query = declared.start(checkpoint, trigger=trigger)
+    try:
+        query = declared.start(checkpoint, trigger=trigger)
+    except PySparkException as error:
+        raise UsageError(f"the query does not start, and nothing was written: {cut(error)}") from error
     try:
         query.awaitTermination()
     except KeyboardInterrupt:
@@ -148,7 +153,14 @@ def _correct(declared: Any, _: str, given: Namespace) -> None:
     likes = {"recount": partial(_with_places, stream, given), "keys": partial(_no_keys, stream, job)}
     for part in ("add", "retract", "recount", "keys"):
         if (name := getattr(given, part)) is not None:
-            asked[part] = _rows(likes[part]() if part in likes else stream, name, given)
+            try:
+                asked[part] = _rows(likes[part]() if part in likes else stream, name, given)
+            except MapStateError:
+                raise
+            except Exception as error:  # Spark's, of many kinds
+                raise UsageError(
+                    f"--{part} {shown(name)} cannot be read, and nothing was written: {cut(error)}"
+                ) from error
     if ends is not None:
         asked["recount"] = InitialRows(asked["recount"], ends)
     kind = "timestamp" if job.windows is None else job.windows.type
