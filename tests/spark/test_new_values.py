@@ -30,6 +30,7 @@ from mapstate import (
 )
 from mapstate.backends import resolve
 from mapstate.operations.forget import forget, listed
+from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.spark.driver.job import Branch
 from mapstate.testing import Commits, Fail, FaultyBackend, crash_between
@@ -521,3 +522,27 @@ def test_windows_that_lack_forgotten_keys_are_not_passed_on(spark, visits, tmp_p
         run(followed(spark, visits, url, url, "fired"), visits)
     with open_reader(url, "second") as second:
         assert second.ledger().last_commit.batch_id == 0
+
+
+def test_no_vacuum_drops_a_removed_key_that_a_state_that_follows_has_still_to_get(spark, visits, tmp_path):
+    url, other = f"sqlite:///{tmp_path}/counts.db", f"sqlite:///{tmp_path}/third.db"
+
+    def chain(place: Any) -> Any:
+        levels = counts_of_counts(counts_of(visits, spark, opaque(url)), opaque(url, name="by_visits", max_attempts=1))
+        sizes = levels.newValuesStream().groupBy("users")
+        return sizes.persistentAggregate(opaque(place, name="sizes", max_attempts=1), levels=Count())
+
+    visits.put("a", [("x", 1), ("y", 2)])
+    run(chain(other), visits)
+    visits.put("b", [("x", 1), ("y", 2)])  # so nobody has one visit
+    (tmp_path / "faults").mkdir()
+    fault = Fail(method="multi_put", call=1, error=errors.CorruptStoreError)
+    with pytest.raises(StreamingQueryException):
+        run(chain(FaultyBackend(resolve(other), tmp_path / "faults", (fault,))), visits)
+    with pytest.raises(errors.UsageError, match="is followed by 'sizes', which is not in its store"):
+        vacuum(url, "by_visits")
+    with pytest.raises(errors.FencedError, match="'sizes' follows state 'by_visits', and has still to get"):
+        vacuum(url, "by_visits", beside=[(other, "sizes")])
+    run(chain(other), visits)
+    assert vacuum(url, "by_visits", beside=[(other, "sizes")]).dropped == 1
+    assert contents(other, "sizes") == {(2,): {"levels": 1}}

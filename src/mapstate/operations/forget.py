@@ -21,7 +21,7 @@ import msgspec
 from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FencedWrites, Rewrites, Scrubs
-from mapstate.errors import FencedError, StateNotFoundError, UsageError, check_range, cut, shown
+from mapstate.errors import FencedError, UsageError, check_range, cut, shown
 from mapstate.keys import KeyCodec, StoreKey, is_index_key
 from mapstate.maps.change_log import ChangeLog, is_of_log, logged_txid
 from mapstate.maps.operator_list import (
@@ -39,7 +39,6 @@ from mapstate.maps.pane_index import batched, index_codec
 from mapstate.maps.record_pass import CodecWithIndex
 from mapstate.maps.serialized import writer_of
 from mapstate.operations.vacuum import check_able, check_beside
-from mapstate.protocol.joint import has_last_batch
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Attempt, LedgerRecord, now
 from mapstate.protocol.stored_ledger import check_page_size, read_ledger, record_pages
@@ -356,33 +355,11 @@ class _Forgetting:
     def _check(self, seen: LedgerRecord) -> None:
         """Refuse before anything is listed or written."""
         begin_operator(seen, "", "forget")
-        followers = () if seen.last_commit is None else seen.last_commit.followers
-        for name in followers:
-            self._check_follower(seen, name)
-        check_beside(seen, [pair for pair in self._beside if pair[1] not in followers], "forget")
+        check_beside(seen, self._place, self._beside, "forget")
         if seen.type != "opaque" and not self._removes:
             raise UsageError(
                 f"state {seen.state!r} is {seen.type}, and its store cannot remove records so that no late writer "
                 "makes them anew. Nothing was written. Remove the state (mapstate drop), and replay the source."
-            )
-
-    def _check_follower(self, seen: LedgerRecord, name: str) -> None:
-        """Refuse while a state that follows has still to get what this one would pass on of its last batch."""
-        place = next((place for place, other in self._beside if other == name), self._place)
-        try:
-            with opened(place, name) as store:
-                other = read_ledger(store, name)
-        except StateNotFoundError as error:
-            raise UsageError(
-                f"state {seen.state!r} is followed by {name!r}, which is not in its store. Nothing was written. Name "
-                "it with its store (beside=..., --beside URL#STATE); if it is gone, start the job without it once.",
-                state=seen.state,
-            ) from error
-        if not has_last_batch(seen, other):
-            raise FencedError(
-                f"state {name!r} follows state {seen.state!r}, and has still to get its last batch, which would lack "
-                "the forgotten keys. Nothing was written. See that the job runs, and forget after its next batch.",
-                state=seen.state,
             )
 
     def _first(self, seen: LedgerRecord, new: dict[int, ListEntry]) -> dict[int, ListEntry]:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan
-from mapstate.errors import FencedError, StaleBatchError, UsageError
+from mapstate.errors import FencedError, StaleBatchError, StateNotFoundError, UsageError
 from mapstate.findings import DistinctKeys, Unreadable
 from mapstate.keys import StoreKey, contains_none, is_index_key
 from mapstate.maps.change_log import is_of_log, is_removable
@@ -83,15 +83,16 @@ def vacuum(
         state: The state's name.
         page_size: Keys read at a time.
         take_over: Leave an attempt in flight behind, whose driver is gone for good. A living driver is fenced.
-        beside: The states of the topology that are committed apart from this one, each with its store. Without them a
-            vacuum that has to rewrite records is refused, because the last batch may have to be rolled back.
+        beside: The states of the topology that are committed apart from this one, and those that follow it and are in
+            another store, each with its store. Without them a vacuum that has to rewrite records is refused, because
+            the last batch may have to be rolled back, or to be passed on.
         on_page: Called after each page with the counts so far. They begin anew once a record has to be rewritten.
 
     Raises:
         StateNotFoundError: There is no such state.
         UsageError: The state is not opaque; an attempt is in flight; a state of ``beside`` lacks the last batch; or the
             store has neither fenced nor filtered writes, or cannot list its keys.
-        FencedError: A batch began meanwhile.
+        FencedError: A batch began meanwhile, or a state that follows has still to get the last one.
         CorruptRecordError: The store cannot list a record, on Aerospike one without a user key. This vacuum counts as
             none.
         LedgerLostError: There are records without a ledger.
@@ -118,7 +119,7 @@ def vacuum(
                 ledger.forget_dead(seen, held)
                 _say_missing(seen, held)
                 return done
-        check_beside(seen, beside, "vacuum")
+        check_beside(seen, backend_or_url, beside, "vacuum")
         if not fenced:  # a record that cannot be listed would be below the new floor
             for _ in record_pages(store, page_size, index=True):
                 pass
@@ -218,11 +219,22 @@ def _cleaned(
     return done, None if unreadable.count else len(held), unreadable
 
 
-def check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, str]], kind: OperatorKind) -> None:
-    """Raise UsageError unless the states that are committed apart have the last batch, too."""
-    if ledger.last_commit is not None and not set(ledger.last_commit.apart_from) <= {name for _, name in beside}:
+def check_beside(
+    ledger: LedgerRecord, place: Backend | str, beside: Sequence[tuple[Backend | str, str]], kind: OperatorKind
+) -> None:
+    """Raise UsageError unless the states that are committed apart have the last batch, too.
+
+    Those that follow are looked for in the state's own ``place``, too. Raises FencedError for one that lacks it.
+    """
+    last, places = ledger.last_commit, {name: of for of, name in beside}
+    if last is not None and not places.keys() >= set(last.apart_from):
         check_may_begin(ledger, kind)
+    followers = () if last is None else last.followers
+    for name in followers:
+        _check_follower(ledger, places.get(name, place), name, kind)
     for backend_or_url, name in beside:
+        if name in followers:
+            continue
         with opened(backend_or_url, name) as store:
             other = read_ledger(store, name)
         if not has_last_batch(ledger, other):
@@ -232,6 +244,25 @@ def check_beside(ledger: LedgerRecord, beside: Sequence[tuple[Backend | str, str
                 f"the job, and run the {kind} after its next batch.",
                 state=ledger.state,
             )
+
+
+def _check_follower(ledger: LedgerRecord, place: Backend | str, name: str, kind: OperatorKind) -> None:
+    """Refuse while a state that follows has still to get what this one would pass on of its last batch."""
+    try:
+        with opened(place, name) as store:
+            other = read_ledger(store, name)
+    except StateNotFoundError as error:
+        raise UsageError(
+            f"state {ledger.state!r} is followed by {name!r}, which is not in its store. Nothing was written. Name it "
+            "with its store (beside=..., --beside URL#STATE); if it is gone, start the job without it once.",
+            state=ledger.state,
+        ) from error
+    if not has_last_batch(ledger, other):
+        raise FencedError(
+            f"state {name!r} follows state {ledger.state!r}, and has still to get its last batch, of which a {kind} "
+            f"may remove keys. Nothing was written. See that the job runs, and run the {kind} after its next batch.",
+            state=ledger.state,
+        )
 
 
 def _due(
