@@ -134,11 +134,6 @@ class Branch:
     taken: tuple[int, int] | None = None
     make_driver: Callable[[Branch], Any] | None = None
 
-    @property
-    def followers(self) -> list[Branch]:
-        """The states that follow it."""
-        return followers_of([*self.downstream, *self.fired])
-
 
 @dataclass(frozen=True)
 class AfterCommit:

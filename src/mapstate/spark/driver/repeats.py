@@ -278,7 +278,7 @@ def branches_of(plan: StreamPlan) -> Iterator[Branch]:
     while branches:
         branch = branches.pop()
         yield branch
-        branches += branch.followers
+        branches += followers_of([*branch.downstream, *branch.fired])
 
 
 def give_up(ledgers: Ledgers, error: BaseException) -> None:
