@@ -109,8 +109,7 @@ def forget(
             of two versions are. Else that of the state's first entry, or a new one.
         followers_have: Seconds after which followers have read of the removal. Later, a call with the same id removes
             the change log up to there, and who is further behind gets a ChangesGoneError.
-        beside: The states of the topology that are committed apart from this one, and those that follow it and are in
-            another store, each with its store.
+        beside: The states that are committed apart from this one, or follow it in another store; each with its store.
         page_size: Keys listed at a time.
 
     Raises:
