@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from openings import opening
 from side_doors import RedisClusterSideDoor, RedisPackedSideDoor
-from states import Job, messy
+from states import START, Job, messy
 
 from mapstate import open_reader
 from mapstate.backends import memory, resolve
-from mapstate.errors import CorruptRecordError, MissingKeysError, RollbackError, UsageError
+from mapstate.errors import CorruptRecordError, MissingKeysError, RollbackError, StaleBatchError, UsageError
 from mapstate.findings import DistinctKeys
 from mapstate.maps import OpaqueMap
 from mapstate.operations.adopt import adopt
 from mapstate.operations.doctor import examine, recount
+from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, LedgerRecord, encode_ledger
@@ -416,6 +417,30 @@ def test_a_scan_under_two_ledgers_compares_nothing_and_one_beside_an_attempt_doe
         assert next(pages)
         job.batch(**{"user-1": 2})
         assert sum(1 for _ in pages) == 28  # one fewer than the ledgers say, but which of them
+
+
+@pytest.mark.parametrize("how", ["reset", "made anew"])
+def test_a_scan_over_a_state_that_is_another_one_by_now_ends_with_an_error(url, monkeypatch, how):
+    Job(url).batch(**names(30))
+    with open_reader(url, "s") as reader:
+        pages = reader.scan(page_size=3)
+        assert next(pages)
+        if how == "made anew":
+            drop(url, "s")
+            monkeypatch.setattr("states.START", 2 * START)
+        Job(url, owner="other", on_new_owner="reset").batch(**{"user-29": 1})
+        with pytest.raises(StaleBatchError, match="'s' was reset, dropped or made anew while it was scanned"):
+            list(pages)
+        assert dict(reader.scan()) == {("user-29",): {"n": 1}}
+
+
+def test_a_scan_goes_on_where_another_query_takes_the_state_over(url):
+    Job(url).batch(**names(30))
+    with open_reader(url, "s") as reader:
+        pages = reader.scan(page_size=3)
+        assert next(pages)
+        Job(url, owner="other", on_new_owner="adopt_unchecked").batch(**{"user-29": 1})
+        assert sum(1 for _ in pages) == 29
 
 
 def test_a_scan_that_is_left_early_or_reads_the_latest_compares_nothing(url):

@@ -790,9 +790,18 @@ TestNonTransactionalLedgers = NonTransactionalLedgers.TestCase
 
 def test_a_follower_may_lack_the_batch_that_comes_again_and_nothing_else():
     one, two = with_batches(1), with_batches(2)
-    for found in ((None, None), (one, None), (one, one), (two, one), (two, two)):
+    for found in ((None, None), (None, one), (one, one), (two, one), (two, two)):
         check_follower(found, "query-1", ["refuse", "refuse"], 1, None)
-    with pytest.raises(MissingBatchesError, match="rolled back or restored by itself") as raised:
+    check_follower((one, None), "query-1", ["refuse", "refuse"], 0, None)
+    for lacks, batch_id, said in (
+        ((one, None), 1, "a state that follows"),
+        ((two, one), 2, "Rewind the checkpoint"),
+    ):
+        with pytest.raises(MissingBatchesError, match=said):
+            check_follower(lacks, "query-1", ["refuse", "refuse"], batch_id, None)
+    with pytest.raises(MissingBatchesError, match="Nothing was written. Restore both from one moment"):
+        check_follower((with_batches(3), one), "query-1", ["refuse", "refuse"], 3, None)
+    with pytest.raises(MissingBatchesError, match="has still to get batch 1: it was rolled back") as raised:
         check_follower((one, two), "query-1", ["refuse", "refuse"], 1, None)
     assert (raised.value.found, raised.value.expected) == (2, 1)
 

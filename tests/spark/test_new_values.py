@@ -29,6 +29,7 @@ from mapstate import (
     transactional,
 )
 from mapstate.backends import resolve
+from mapstate.operations.checkpoint import rewind
 from mapstate.operations.forget import forget, listed
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
@@ -548,3 +549,45 @@ def test_no_vacuum_drops_a_removed_key_that_a_state_that_follows_has_still_to_ge
     run(chain(other), visits)
     assert vacuum(url, "by_visits", beside=[(other, "sizes")]).dropped == 1
     assert contents(other, "sizes") == {(2,): {"levels": 1}}
+
+
+@pytest.mark.parametrize("kind", FOLLOWED)
+def test_a_state_that_follows_and_went_back_is_refused_before_the_first_one_goes_on(spark, visits, tmp_path, kind):
+    url, place = f"sqlite:///{tmp_path}/counts.db", f"sqlite:///{tmp_path}/second.db"
+    for name, rows in (("a", [("x", 1), ("y", 2)]), ("b", [("x", 200), ("z", 200)])):
+        visits.put(name, rows)
+        run(followed(spark, visits, url, place, kind), visits)
+    Ledger(resolve(place).open("second"), "second").rollback()
+    visits.put("c", [("y", 400)])
+    for _ in range(2):
+        with pytest.raises(StreamingQueryException, match="'second' that follows state 'counts' lacks batch 1.*Rewind"):
+            run(followed(spark, visits, url, place, kind), visits)
+        with open_reader(url, "counts") as counts:
+            assert counts.ledger().last_commit.batch_id == 1
+    rewind(place, "second", visits.checkpoint)
+    run(followed(spark, visits, url, place, kind), visits)
+    more = {(210,): {"users": 2}} if kind == "fired" else {(1,): {"users": 1}, (2,): {"users": 2}}
+    assert contents(place, "second") == FOLLOWED[kind] | more
+
+
+def test_a_state_that_is_new_behind_another_one_is_refused_before_that_goes_on(spark, visits, tmp_path):
+    url = f"sqlite:///{tmp_path}/counts.db"
+    visits.put("a", [("x", 1), ("y", 2)])
+    run(counts_of(visits, spark, opaque(url)), visits)
+    visits.put("b", [("x", 200)])
+    with pytest.raises(StreamingQueryException, match="a state that follows state 'visits' lacks batch 0"):
+        run(counts_of_counts(counts_of(visits, spark, opaque(url)), opaque(url, name="by_visits")), visits)
+    with open_reader(url, "visits") as counts:
+        assert counts.ledger().last_commit.batch_id == 0
+
+
+def test_a_first_state_whose_ledger_is_lost_says_so_itself(redis_url, redis_server, spark, visits):
+    visits.put("a", [("x", 1), ("y", 2)])
+    chain = counts_of_counts(counts_of(visits, spark, opaque(redis_url)), opaque(redis_url, name="by_visits"))
+    run(chain, visits)
+    with redis_server.client() as client:
+        (ledger,) = [key for key in client.scan_iter("*visits*ledger") if b"by_visits" not in key]
+        client.delete(ledger)
+    visits.put("b", [("x", 200)])
+    with pytest.raises(StreamingQueryException, match="LedgerLostError"):
+        run(counts_of_counts(counts_of(visits, spark, opaque(redis_url)), opaque(redis_url, name="by_visits")), visits)

@@ -42,6 +42,8 @@ def check_follower(
 
     """
     first, follower = pair
+    if first is None and batch_id and follower is not None and follower.owner == query:
+        return plan and plan._replace(upstream_txid=None)  # its ledger is lost, which its own begin says
     due, its_due = (0 if ledger is None else ledger.owners.get(query, 0) for ledger in pair)
     if first is not None and first.owner == query and is_replanned(first, batch_id, plan):
         check_replanned(first, batch_id, plan)
@@ -63,6 +65,8 @@ def check_follower(
             expected=due,
         )
     if any(ledger is not None and ledger.owner == query for ledger in pair):
+        if first is not None and first.owner == query and its_due < batch_id <= due:
+            raise _is_behind(first, follower, its_due, batch_id)
         return plan and plan._replace(upstream_txid=None)
     last, its_last = (
         None if ledger is None or on_new_owner == "reset" else ledger.last_commit
@@ -79,6 +83,20 @@ def check_follower(
             "from its checkpoint. on_gap='accept' for the follower, in one run, goes on without the missing batches."
         )
     return plan and plan._replace(upstream_txid=None)
+
+
+def _is_behind(first: LedgerRecord, follower: LedgerRecord | None, due: int, batch_id: int) -> MissingBatchesError:
+    name = "a state" if follower is None else f"state {follower.state!r}"
+    is_next = first.last_commit is not None and first.last_commit.batch_id == due
+    way = "Rewind the checkpoint by it (mapstate rewind). Or restore" if is_next else "Restore"
+    return MissingBatchesError(
+        f"{name} that follows state {first.state!r} lacks batch {due}, and Spark brings batch {batch_id}: it "
+        f"is new, or was rolled back or restored by itself. Nothing was written. {way} both from one moment; or begin "
+        "both anew. on_gap='accept' for it, in one run, goes on without the missing batches.",
+        state=first.state if follower is None else follower.state,
+        found=batch_id,
+        expected=due,
+    )
 
 
 def check_start(ledger: LedgerRecord, batch_id: int, plan: BatchPlan | None, on_gap: OnGap) -> None:

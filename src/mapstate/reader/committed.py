@@ -201,6 +201,19 @@ class CommittedReads:
             raise UsageError(f"the store of state {self.state!r} cannot list its keys, so it cannot be scanned")
         return self._in_turn((page, None) for page in record_pages(store, page_size))
 
+    def same_state(self, first: LedgerRecord | None, ledger: LedgerRecord) -> LedgerRecord:
+        """The ``first`` ledger of a scan. Raises StaleBatchError if the state was reset, removed or made anew since."""
+        if first is None or ledger is first:
+            return ledger
+        is_reset = ledger.floor != first.floor and ledger.owner != first.owner  # a vacuum may move a floor, too
+        if is_reset or ledger.first_txid != first.first_txid:
+            raise StaleBatchError(
+                f"state {self.state!r} was reset, dropped or made anew while it was scanned. Nothing more was given "
+                "out. Scan it from the start.",
+                state=self.state,
+            )
+        return first
+
     def parts(self, most: int) -> list[str]:
         """Divide a listing of the store's keys; see `ScansParts.scan_parts`. One part where the store cannot."""
         with self.turn:

@@ -209,6 +209,7 @@ class StateReader:
             CorruptRecordError: Some keys cannot be read, after all others have come. ``keys`` has the first ten,
                 ``count`` their number.
             MissingKeysError: The ledger counts more keys, after the last key has come.
+            StaleBatchError: The state was reset, dropped or made anew meanwhile.
             UnknownColumnError: The state has no such field.
             WindowGoneError: Rolling windows cannot be read as of ``at`` any more.
             UsageError: The store cannot list its keys.
@@ -449,6 +450,7 @@ class StateReader:
     ) -> Iterator[tuple[Opened, list[StoreKey], list[Any], str | None]]:
         """The values of each page, or its blocks, which ``count`` and ``unreadable`` note, and the cursor behind it."""
         pauses, room = iter(PAUSES), Room(measured_fields(self._reads.opened().ledger), most_bytes=_PAGE_BYTES)
+        first: LedgerRecord | None = None
         for page, behind in unreadable.listed(pages):
             left = len(page)
             for part in room.parts(page):
@@ -458,6 +460,7 @@ class StateReader:
                 if read is None:
                     continue
                 opened, values = read
+                first = self._reads.same_state(first, opened.ledger)
                 values = self._reads.without_gone(opened.ledger, texts, values)
                 if opened.codec.blocks is not None:
                     there = [(name, block) for name, block in zip(texts, values, strict=True) if block is not None]
