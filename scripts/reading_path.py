@@ -213,6 +213,7 @@ def _traced_request(url: str) -> list[CalledFile]:
     async def ask() -> None:
         async with app.router.lifespan_context(app):
             await get("DE")
+            await get("DE")  # which looks at the alias again if the first took a second
             with calls.recorded():
                 answer = await get("FR")
             assert json.loads(answer)["value"] == {"bytes": 3}, answer
