@@ -365,7 +365,7 @@ def test_rows_that_no_rolling_window_would_have_are_refused(spark, clicks, tmp_p
         before = reader.ledger()
         first = before.rolling.first_time()
     for rows, text in (
-        ([Row(first - 1, "x", 1), Row(None, "y", 1), Row(290, "x", 1)], "2 rows to add have no time, or one before"),
+        ([Row(first - 1, "x", 1), Row(None, "y", 1), Row(290, "x", 1)], "2 rows to add have no time, or one that no"),
         ([Row(newest + 1, "x", 1), Row(290, "x", 1)], "1 rows to add are later than the latest row. Nothing"),
     ):
         with pytest.raises(errors.UsageError, match=text):

@@ -22,6 +22,7 @@ from mapstate import (
     Min,
     ReducerAggregator,
     Sum,
+    Topology,
     errors,
     newStream,
     opaque,
@@ -493,7 +494,7 @@ def test_no_key_is_forgotten_that_a_state_that_follows_has_still_to_get(spark, v
     if is_apart:
         with pytest.raises(errors.UsageError, match="followed by 'second', which is not in its store"):
             forget(url, "counts", FORGOTTEN, id="ticket")
-    with pytest.raises(errors.FencedError, match="'second' follows state 'counts', and has still to get its last"):
+    with pytest.raises(errors.FencedError, match="'second' follows state 'counts' and counts another last"):
         forget(url, "counts", FORGOTTEN, id="ticket", beside=beside)
     assert listed(url, "counts") == []
     run(followed(spark, visits, url, other, kind), visits)
@@ -544,7 +545,7 @@ def test_no_vacuum_drops_a_removed_key_that_a_state_that_follows_has_still_to_ge
         run(chain(FaultyBackend(resolve(other), tmp_path / "faults", (fault,))), visits)
     with pytest.raises(errors.UsageError, match="is followed by 'sizes', which is not in its store"):
         vacuum(url, "by_visits")
-    with pytest.raises(errors.FencedError, match="'sizes' follows state 'by_visits', and has still to get"):
+    with pytest.raises(errors.FencedError, match="'sizes' follows state 'by_visits' and counts another last"):
         vacuum(url, "by_visits", beside=[(other, "sizes")])
     run(chain(other), visits)
     assert vacuum(url, "by_visits", beside=[(other, "sizes")]).dropped == 1
@@ -591,3 +592,44 @@ def test_a_first_state_whose_ledger_is_lost_says_so_itself(redis_url, redis_serv
     visits.put("b", [("x", 200)])
     with pytest.raises(StreamingQueryException, match="LedgerLostError"):
         run(counts_of_counts(counts_of(visits, spark, opaque(redis_url)), opaque(redis_url, name="by_visits")), visits)
+
+
+@pytest.mark.parametrize("kind", ["the state that is asked", "another one that is asked"])
+def test_what_a_query_after_the_commit_has_still_to_ask_is_not_forgotten(spark, visits, tmp_path, kind):
+    url, place = f"sqlite:///{tmp_path}/counts.db", f"sqlite:///{tmp_path}/second.db"
+
+    def chain(second: Any) -> Any:
+        topology = Topology("site")
+        rows = topology.newStream("visits", visits.stream(spark))
+        counts = rows.groupBy("user_id").persistentAggregate(opaque(url, "counts", max_attempts=1), visits=Count())
+        sums = rows.groupBy("user_id").persistentAggregate(opaque(url, "sums", max_attempts=1), visits=Count())
+        asked = rows.stateQuery(counts, ["user_id"], {"visits": "seen"}, when="after")
+        if kind != "the state that is asked":
+            asked = rows.stateQuery(counts, ["user_id"], {"visits": "first"}, when="after")
+            asked = asked.stateQuery(sums, ["user_id"], {"visits": "seen"}, when="after")
+        asked.groupBy("seen").persistentAggregate(opaque(second, "second", max_attempts=1), rows=Count())
+        return topology
+
+    visits.put("a", [("x", 1), ("y", 2)])
+    run(chain(place), visits)
+    visits.put("b", [("x", 200), ("z", 200)])
+    (tmp_path / "faults").mkdir()
+    fault = Fail(method="multi_put", call=1, error=errors.CorruptStoreError)
+    with pytest.raises(StreamingQueryException):
+        run(chain(FaultyBackend(resolve(place), tmp_path / "faults", (fault,))), visits)
+    name = "counts" if kind == "the state that is asked" else "sums"
+    with pytest.raises(errors.FencedError, match=f"'second' follows state '{name}'"):
+        forget(url, name, FORGOTTEN, id="ticket", beside=[(place, "second")])
+    run(chain(place), visits)
+    assert contents(place, "second") == {(1,): {"rows": 3}, (2,): {"rows": 1}}
+    assert forget(url, name, FORGOTTEN, id="ticket", beside=[(place, "second")]).keys == 1
+
+
+def test_a_state_beside_that_has_nothing_to_do_with_another_one_is_not_asked(spark, visits, tmp_path):
+    url, place = f"sqlite:///{tmp_path}/counts.db", f"sqlite:///{tmp_path}/second.db"
+    visits.put("a", [("x", 1), ("y", 2)])
+    run(followed(spark, visits, url, place, "new values"), visits)
+    other = newStream("other", spark.createDataFrame([("x",)], "user_id string")).groupBy("user_id")
+    other.persistentAggregate(opaque(url, "sums"), n=Count())(spark.createDataFrame([("x",)], "user_id string"), 0)
+    for name in ("counts", "sums"):
+        assert forget(url, name, FORGOTTEN, id="ticket", beside=[(place, "second")]).keys == 1

@@ -217,7 +217,7 @@ def when_caught_up(
                         raise
                     problem = error  # a batch began meanwhile, and may have been committed since
             if time.monotonic() > until:
-                why = ", ".join(behind) or ("a batch is in flight" if problem is None else problem.message)
+                why = ", ".join(behind) or ("a batch is in flight" if problem is None else problem.message.rstrip("."))
                 raise UsageError(
                     f"after {wait:g} s state {state!r} has not caught up, or has always a batch in flight: {why}. See "
                     "that its query runs, and give --wait SECONDS. Again with the same id it goes on."
@@ -332,9 +332,9 @@ class _Forgetting:
             entries |= self._first(seen, new)
             seen = self._ledger.remember()
         entries |= self._second(seen, entries)
-        left = list(self._store.scrub()) if entries and isinstance(self._store, Scrubs) else []
-        if entries and not isinstance(self._store, Scrubs):
-            left = ["what the store keeps underneath of records that were replaced or removed"]
+        left = ["what the store keeps underneath of records that were replaced or removed"] if entries else []
+        if entries and isinstance(self._store, Scrubs):
+            left = [*self._store.scrub()]
         if not self._removes:
             left.append("the names of the keys: this store keeps a record without a value for each")
         changes = self._ledger.record.changes

@@ -123,8 +123,9 @@ def vacuum(
         if not fenced:  # a record that cannot be listed would be below the new floor
             for _ in record_pages(store, page_size, index=True):
                 pass
-        apart = seen.last_commit is not None and seen.last_commit.apart_from
-        attempt = ledger.begin_operator("vacuum", take_over=take_over, seen=seen if apart else None)
+        commit = seen.last_commit
+        asks = commit is not None and (commit.apart_from or commit.followers)
+        attempt = ledger.begin_operator("vacuum", take_over=take_over, seen=seen if asks else None)
         record = ledger.record
         with writer_of(store, attempt.token) as writer:
             cleaned = _cleaned(store, record, attempt.txid, page_size, on_page, writer=writer)
@@ -224,18 +225,18 @@ def check_beside(
 ) -> None:
     """Raise UsageError unless the states that are committed apart have the last batch, too.
 
-    Those that follow are looked for in the state's own ``place``, too. Raises FencedError for one that lacks it.
+    Each is looked for in its store ``beside``; one that follows else in ``place``, the state's own. Raises FencedError
+    for one of these that counts another batch. States that the last commit does not name are none of them.
     """
-    last, places = ledger.last_commit, {name: of for of, name in beside}
-    if last is not None and not places.keys() >= set(last.apart_from):
+    last, stores = ledger.last_commit, {name: of for of, name in beside}
+    if last is None:
+        return
+    if not stores.keys() >= set(last.apart_from):
         check_may_begin(ledger, kind)
-    followers = () if last is None else last.followers
-    for name in followers:
-        _check_follower(ledger, places.get(name, place), name, kind)
-    for backend_or_url, name in beside:
-        if name in followers:
-            continue
-        with opened(backend_or_url, name) as store:
+    for name in last.followers:
+        _check_follower(ledger, stores.get(name, place), name, kind)
+    for name in stores.keys() & set(last.apart_from):
+        with opened(stores[name], name) as store:
             other = read_ledger(store, name)
         if not has_last_batch(ledger, other):
             raise UsageError(
@@ -253,14 +254,16 @@ def _check_follower(ledger: LedgerRecord, place: Backend | str, name: str, kind:
             other = read_ledger(store, name)
     except StateNotFoundError as error:
         raise UsageError(
-            f"state {ledger.state!r} is followed by {name!r}, which is not in its store. Nothing was written. Name it "
-            "with its store (beside=..., --beside URL#STATE); if it is gone, start the job without it once.",
+            f"state {ledger.state!r} is followed by {name!r}, which is not in its store. No attempt was begun. "
+            "Name it with its store (beside=..., --beside URL#STATE); if it is gone, run the job without it until its "
+            "next batch.",
             state=ledger.state,
         ) from error
     if not has_last_batch(ledger, other):
         raise FencedError(
-            f"state {name!r} follows state {ledger.state!r}, and has still to get its last batch, of which a {kind} "
-            f"may remove keys. Nothing was written. See that the job runs, and run the {kind} after its next batch.",
+            f"state {name!r} follows state {ledger.state!r} and counts another last batch: a {kind} may remove keys "
+            f"that it has still to get. No attempt was begun. See that the job runs, and run the {kind} after its "
+            "next batch.",
             state=ledger.state,
         )
 

@@ -259,7 +259,8 @@ class BatchDriver:
         at, commits = now(), []
         offsets: dict[tuple[str, str | None] | None, str | None] = {}  # mostly one for all, and files are read for it
         for branch, attempt, record, result in zip(self._plan.branches, attempts, records, results, strict=True):
-            last, functions = record.last_commit, [*branch.downstream, *branch.fired]
+            last, after = record.last_commit, [entry.function for entry in self._plan.after_commit]
+            functions = [*branch.downstream, *branch.fired, *after]  # a query of any state may be after the commit
             before = None if last is None else (last.owner, last.offsets)
             if before not in offsets:
                 offsets[before] = self._planned.offsets(batch.access, record.owner, last)

@@ -134,20 +134,9 @@ def placed(state: TimedState, frame: DataFrame, seen: LedgerRecord, *, is_rest: 
     """
     from pyspark.sql import functions as F
 
-    kind = state.windows.type
     if seen.windows is None:
-        state.set_batch(seen)
-        last, clock = (seen.last_windows() or WindowCommit()).newest, NEVER if kind == "bigint" else state.near
-        if state.branch.taken is not None:  # windows of now end at the later of the two
-            state.branch.taken = (state.branch.taken[0], max(clock, NEVER if last is None else last))
-        rows, is_late = state.keyed(frame), F.col(TILE).isNull()
-        has_time = F.col(list(beside_of(state.windows))[-1]).isNotNull()
-        old, ahead = rows.agg(F.count_if(is_late & ~has_time), F.count_if(is_late & has_time)).collect()[0]
-        whys = [f"{old} rows to add have no time, or one before all windows that can be asked for"] if old else []
-        limit = "" if kind == "bigint" else " and than the driver's clock"
-        whys += [f"{ahead} rows to add are later than the latest row{limit}"] if ahead else []
-        _refuse(seen.state, () if is_rest else whys)
-        return rows.where(~is_late)
+        return _in_tiles(state, frame, seen, is_rest=is_rest)
+    kind = state.windows.type
     windows, state.branch.taken = windows_of_ledger(seen), (-LATEST, ANY_TIME)
     rows, pane, first = state.keyed(frame), state.windows.column, first_pane(windows)
     has_none = F.col(pane).isNull()
@@ -164,6 +153,25 @@ def placed(state: TimedState, frame: DataFrame, seen: LedgerRecord, *, is_rest: 
     _refuse(seen.state, () if is_rest else whys)
     state.branch.taken = (first, ANY_TIME)
     return rows.where(number >= first)
+
+
+def _in_tiles(state: TimedState, frame: DataFrame, seen: LedgerRecord, *, is_rest: bool) -> DataFrame:
+    """The rows that a rolling window may have which can be asked for, up to where windows of now end; see `placed`."""
+    from pyspark.sql import functions as F
+
+    state.set_batch(seen)
+    has_clock, last = state.windows.type != "bigint", (seen.last_windows() or WindowCommit()).newest
+    if state.branch.taken is not None:
+        end = max(state.near if has_clock else NEVER, NEVER if last is None else last)
+        state.branch.taken = (state.branch.taken[0], end)
+    rows, is_late = state.keyed(frame), F.col(TILE).isNull()
+    has_time = F.col(list(beside_of(state.windows))[-1]).isNotNull()
+    old, ahead = rows.agg(F.count_if(is_late & ~has_time), F.count_if(is_late & has_time)).collect()[0]
+    whys = [f"{old} rows to add have no time, or one that no window has which can be asked for"] if old else []
+    limit = " and than the driver's clock" if has_clock else ""
+    whys += [f"{ahead} rows to add are later than the latest row{limit}"] if ahead else []
+    _refuse(seen.state, () if is_rest else whys)
+    return rows.where(~is_late)
 
 
 def _refuse(state: str, whys: Sequence[str]) -> None:

@@ -121,13 +121,14 @@ def _version_of(said: list[str]) -> str | dict[str, str | None] | None:
 
 
 def _run(declared: Any, checkpoint: str, given: Namespace) -> None:
+    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     trigger = {"availableNow": True} if given.available_now else given.trigger
     try:
         query = declared.start(checkpoint, trigger=trigger)
-    except PySparkException as error:
-        raise UsageError(f"the query does not start, and nothing was written: {cut(error)}") from error
+    except (PySparkException, Py4JJavaError) as error:
+        raise UsageError(f"the query does not start, and nothing was written: {_of_spark(error)}") from error
     try:
         query.awaitTermination()
     except KeyboardInterrupt:
@@ -136,6 +137,12 @@ def _run(declared: Any, checkpoint: str, given: Namespace) -> None:
         if (ours := declared.last_error) is not None:
             raise ours from error
         raise
+
+
+def _of_spark(error: Exception) -> str:
+    """What an error says, of one of Java's its own message."""
+    java: Any = getattr(error, "java_exception", None)
+    return cut(error if java is None else java.getMessage())
 
 
 def _correct(declared: Any, _: str, given: Namespace) -> None:
@@ -159,7 +166,7 @@ def _correct(declared: Any, _: str, given: Namespace) -> None:
                 raise
             except Exception as error:  # Spark's, of many kinds
                 raise UsageError(
-                    f"--{part} {shown(name)} cannot be read, and nothing was written: {cut(error)}"
+                    f"--{part} {shown(name)} cannot be read, and nothing was written: {_of_spark(error)}"
                 ) from error
     if ends is not None:
         asked["recount"] = InitialRows(asked["recount"], ends)
