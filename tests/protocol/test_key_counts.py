@@ -420,7 +420,8 @@ def test_a_scan_under_two_ledgers_compares_nothing_and_one_beside_an_attempt_doe
 
 
 @pytest.mark.parametrize("how", ["reset", "made anew"])
-def test_a_scan_over_a_state_that_is_another_one_by_now_ends_with_an_error(url, monkeypatch, how):
+@pytest.mark.parametrize("key", ["user-29", "a key in front of the cursor"])
+def test_a_scan_over_a_state_that_is_another_one_by_now_ends_with_an_error(url, monkeypatch, how, key):
     Job(url).batch(**names(30))
     with open_reader(url, "s") as reader:
         pages = reader.scan(page_size=3)
@@ -428,10 +429,10 @@ def test_a_scan_over_a_state_that_is_another_one_by_now_ends_with_an_error(url, 
         if how == "made anew":
             drop(url, "s")
             monkeypatch.setattr("states.START", 2 * START)
-        Job(url, owner="other", on_new_owner="reset").batch(**{"user-29": 1})
+        Job(url, owner="other", on_new_owner="reset").batch(**{key: 1})
         with pytest.raises(StaleBatchError, match="'s' was reset, dropped or made anew while it was scanned"):
             list(pages)
-        assert dict(reader.scan()) == {("user-29",): {"n": 1}}
+        assert dict(reader.scan()) == {(key,): {"n": 1}}
 
 
 def test_a_scan_goes_on_where_another_query_takes_the_state_over(url):

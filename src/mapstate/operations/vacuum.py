@@ -226,7 +226,7 @@ def check_beside(
     """Raise UsageError unless the states that are committed apart have the last batch, too.
 
     Each is looked for in its store ``beside``; one that follows else in ``place``, the state's own. Raises FencedError
-    for one of these that counts another batch. States that the last commit does not name are none of them.
+    for a follower that counts another batch. States that the last commit does not name are none of them.
     """
     last, stores = ledger.last_commit, {name: of for of, name in beside}
     if last is None:

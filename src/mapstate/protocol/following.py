@@ -87,12 +87,13 @@ def check_follower(
 
 def _is_behind(first: LedgerRecord, follower: LedgerRecord | None, due: int, batch_id: int) -> MissingBatchesError:
     name = "a state" if follower is None else f"state {follower.state!r}"
-    is_next = first.last_commit is not None and first.last_commit.batch_id == due
+    last, is_own = first.last_commit, follower is not None and follower.owner == first.owner
+    is_next = is_own and last is not None and not last.seeded and last.batch_id == due
     way = "Rewind the checkpoint by it (mapstate rewind). Or restore" if is_next else "Restore"
     return MissingBatchesError(
-        f"{name} that follows state {first.state!r} lacks batch {due}, and Spark brings batch {batch_id}: it "
-        f"is new, or was rolled back or restored by itself. Nothing was written. {way} both from one moment; or begin "
-        "both anew. on_gap='accept' for it, in one run, goes on without the missing batches.",
+        f"{name} that follows state {first.state!r} lacks batch {due}, and Spark brings batch {batch_id}: it is new or "
+        f"of another query, or was rolled back or restored by itself. Nothing was written. {way} both from one moment; "
+        "or begin both anew. on_gap='accept' for it, in one run, goes on without the missing batches.",
         state=first.state if follower is None else follower.state,
         found=batch_id,
         expected=due,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
-from mapstate.capabilities import LedgerReads, Scan, close_if_possible
+from mapstate.capabilities import FencedWrites, LedgerReads, Scan, close_if_possible
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
@@ -205,7 +205,8 @@ class CommittedReads:
         """The ``first`` ledger of a scan. Raises StaleBatchError if the state was reset, removed or made anew since."""
         if first is None or ledger is first:
             return ledger
-        is_reset = ledger.floor != first.floor and ledger.owner != first.owner  # a vacuum may move a floor, too
+        is_fenced = isinstance(self.store, FencedWrites)  # else a vacuum moves the floor, too
+        is_reset = ledger.floor != first.floor and (is_fenced or ledger.owner != first.owner)
         if is_reset or ledger.first_txid != first.first_txid:
             raise StaleBatchError(
                 f"state {self.state!r} was reset, dropped or made anew while it was scanned. Nothing more was given "

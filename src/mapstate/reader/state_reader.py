@@ -471,6 +471,7 @@ class StateReader:
                 if count is not None:
                     count.add(opened.ledger, texts, values)
                 yield opened, texts, values, None if behind is None else cursor
+        self._reads.same_state(first, self._reads.opened(newest=True).ledger)
 
     def _start_count(self) -> KeyCount:
         """Start before the store lists its keys, because the ledger counts keys of that moment."""

@@ -29,7 +29,7 @@ from mapstate.spark.driver.apply import AttemptResult
 from mapstate.spark.driver.calls import Calls, calls_of_run, in_parts, others_had_parts
 from mapstate.spark.driver.executors import check_executors
 from mapstate.spark.driver.frames import Frames, SentRows
-from mapstate.spark.driver.job import Follower, StreamPlan, followers_of
+from mapstate.spark.driver.job import Follower, StreamPlan
 from mapstate.spark.driver.offsets import PlannedBatches, offsets_passed
 from mapstate.spark.driver.quarantine import Quarantine
 from mapstate.spark.driver.query_run import OF_ICEBERG, QueryRun, has_ended
@@ -256,11 +256,11 @@ class BatchDriver:
         results: Sequence[AttemptResult],
     ) -> list[Commit]:
         """Commits the batch in all states, or raises: the next begin rolls back the states that were committed."""
-        at, commits = now(), []
+        at, commits, plan = now(), list[Commit](), self._plan
+        has_functions = plan.after_commit or any(known.downstream or known.fired for known in plan.branches)
         offsets: dict[tuple[str, str | None] | None, str | None] = {}  # mostly one for all, and files are read for it
         for branch, attempt, record, result in zip(self._plan.branches, attempts, records, results, strict=True):
-            last, after = record.last_commit, [entry.function for entry in self._plan.after_commit]
-            functions = [*branch.downstream, *branch.fired, *after]  # a query of any state may be after the commit
+            last = record.last_commit
             before = None if last is None else (last.owner, last.offsets)
             if before not in offsets:
                 offsets[before] = self._planned.offsets(batch.access, record.owner, last)
@@ -274,7 +274,7 @@ class BatchDriver:
                 offsets=offsets[before],
                 run=batch.run.run_id,
                 keys_delta=result.keys_delta,
-                followers=tuple(each.job.spec.state for each in followers_of(functions)) if functions else (),
+                followers=repeats.names_of_followers(plan, branch) if has_functions else (),
                 windows=result.window_commit,
             )
             commits.append(commit)

@@ -30,7 +30,7 @@ from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.protocol.ways_back import can_all_roll_back
 from mapstate.protocol.windows import WindowCommit
 from mapstate.spark.driver.access import Access
-from mapstate.spark.driver.frames import Frames, through
+from mapstate.spark.driver.frames import Frames, every_step, through
 from mapstate.spark.driver.job import Branch, Downstream, Follower, StreamPlan, followers_of
 from mapstate.spark.driver.new_values import new_values_frame, new_values_type, read_back
 from mapstate.spark.driver.state import StateDriver
@@ -279,6 +279,16 @@ def branches_of(plan: StreamPlan) -> Iterator[Branch]:
         branch = branches.pop()
         yield branch
         branches += followers_of([*branch.downstream, *branch.fired])
+
+
+def names_of_followers(plan: StreamPlan, branch: Branch) -> tuple[str, ...]:
+    """The states that follow a state of the plan, or ask it after its commit."""
+    later, place = followers_of([*branch.downstream, *branch.fired]), (branch.job.spec.backend, branch.job.spec.state)
+    for known in branches_of(plan):
+        asked = [step.asks for step in every_step(known.steps) if getattr(step, "asks", None) is not None]
+        if known not in plan.branches and place in [(spec.backend, spec.state) for spec in asked]:
+            later.append(known)
+    return tuple(dict.fromkeys(known.job.spec.state for known in later))
 
 
 def give_up(ledgers: Ledgers, error: BaseException) -> None:

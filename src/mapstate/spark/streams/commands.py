@@ -121,13 +121,14 @@ def _version_of(said: list[str]) -> str | dict[str, str | None] | None:
 
 
 def _run(declared: Any, checkpoint: str, given: Namespace) -> None:
-    from py4j.protocol import Py4JJavaError
     from pyspark.errors import PySparkException
 
     trigger = {"availableNow": True} if given.available_now else given.trigger
     try:
         query = declared.start(checkpoint, trigger=trigger)
-    except (PySparkException, Py4JJavaError) as error:
+    except Exception as error:
+        if not (isinstance(error, PySparkException) or hasattr(error, "java_exception")):
+            raise
         raise UsageError(f"the query does not start, and nothing was written: {_of_spark(error)}") from error
     try:
         query.awaitTermination()
@@ -142,7 +143,7 @@ def _run(declared: Any, checkpoint: str, given: Namespace) -> None:
 def _of_spark(error: Exception) -> str:
     """What an error says, of one of Java's its own message."""
     java: Any = getattr(error, "java_exception", None)
-    return cut(error if java is None else java.getMessage())
+    return cut(error if java is None else (java.getMessage() or java.toString()))
 
 
 def _correct(declared: Any, _: str, given: Namespace) -> None:
