@@ -226,19 +226,18 @@ def check_beside(
     """Raise UsageError unless the states that are committed apart have the last batch, too.
 
     Each is looked for in its store ``beside``; one that follows else in ``place``, the state's own. Raises FencedError
-    for a follower that counts another batch. States that the last commit does not name are none of them.
+    for a follower that counts another batch. States that the last commit does not name have to be there.
     """
     last, stores = ledger.last_commit, {name: of for of, name in beside}
-    if last is None:
-        return
-    if not stores.keys() >= set(last.apart_from):
+    apart, followers = ((), ()) if last is None else (last.apart_from, last.followers)
+    if not stores.keys() >= set(apart):
         check_may_begin(ledger, kind)
-    for name in last.followers:
+    for name in followers:
         _check_follower(ledger, stores.get(name, place), name, kind)
-    for name in stores.keys() & set(last.apart_from):
+    for name in stores.keys() - set(followers):
         with opened(stores[name], name) as store:
             other = read_ledger(store, name)
-        if not has_last_batch(ledger, other):
+        if name in apart and not has_last_batch(ledger, other):
             raise UsageError(
                 f"state {ledger.state!r} has records to rewrite, and counts another last batch than {name!r}. The next "
                 f"start of the job rolls one of them back, which a {kind} would prevent. Nothing was written. Start "
