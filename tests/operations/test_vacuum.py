@@ -23,9 +23,11 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.findings import Unreadable
+from mapstate.operations import vacuum as of_vacuum
 from mapstate.operations.doctor import recount
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import Vacuumed, vacuum
+from mapstate.protocol.ledger_record import Commit
 from mapstate.schema import Field
 
 
@@ -468,3 +470,46 @@ def test_a_key_is_not_passed_over_for_another_one_that_looks_the_same():
     unreadable = Unreadable("s")
     assert unreadable.read(read, [4, 5, "5", 6]) == ([4, 5, 6], [4, 5, 6])
     assert (unreadable.count, unreadable.keys) == (1, ["5"])
+
+
+def followed(job: Job, **values: Any) -> None:
+    """A batch of a state that "second" follows."""
+    attempt = job.attempt(**values)
+    done = Commit(batch_id=job.next, txid=attempt.txid, owner="q", rows=1, keys=len(values), followers=("second",))
+    job.ledger.commit(done)
+    job.next += 1
+
+
+def test_a_batch_that_comes_after_the_followers_were_asked_fences_it(url, monkeypatch):
+    first, second = Job(url), Job(url, state="second")
+    first.attempt(orphan=1)  # so that there is something to rewrite
+    followed(first, a=1)
+    second.batch(x=1)
+    ask = of_vacuum.check_beside
+
+    def asked(*args: Any) -> None:
+        ask(*args)
+        followed(first, b=1)
+
+    monkeypatch.setattr(of_vacuum, "check_beside", asked)
+    with pytest.raises(FencedError, match="a batch has begun"):
+        vacuum(url, "s")
+    monkeypatch.undo()
+    with pytest.raises(FencedError, match="'second' follows state 's'"):
+        vacuum(url, "s")
+    second.batch(x=2)
+    assert vacuum(url, "s").dropped == 1
+
+
+def test_each_place_of_a_follower_that_is_given_is_asked(tmp_path):
+    url, places = f"sqlite:///{tmp_path}/s.db", [f"sqlite:///{tmp_path}/{name}.db" for name in "ab"]
+    first = Job(url)
+    first.attempt(orphan=1)
+    followed(first, a=1)
+    for place in places:
+        Job(place, state="second").batch(x=1)
+    followed(first, b=1)
+    Job(places[1], state="second").batch(x=2)  # the other one lacks the batch
+    for beside in ([(place, "second") for place in places], [(place, "second") for place in places[::-1]]):
+        with pytest.raises(FencedError, match="'second' follows state 's'"):
+            vacuum(url, "s", beside=beside)

@@ -435,6 +435,16 @@ def test_a_scan_over_a_state_that_is_another_one_by_now_ends_with_an_error(url, 
         assert dict(reader.scan()) == {(key,): {"n": 1}}
 
 
+def test_a_scan_from_a_cursor_over_a_reset_gives_out_no_page(url):
+    Job(url).batch(**names(30))
+    with open_reader(url, "s") as reader:
+        page = next(reader.pages_as_of(3))
+        pages = reader.pages_as_of(3, cursor=page.cursor)  # the cursor is verified
+        Job(url, owner="other", on_new_owner="reset").batch(**names(30))
+        with pytest.raises((StaleBatchError, UsageError), match="Scan it from the start|scan from the start"):
+            next(pages)
+
+
 def test_a_scan_goes_on_where_another_query_takes_the_state_over(url):
     Job(url).batch(**names(30))
     with open_reader(url, "s") as reader:

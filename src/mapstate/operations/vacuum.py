@@ -228,14 +228,15 @@ def check_beside(
     Each is looked for in its store ``beside``; one that follows else in ``place``, the state's own. Raises FencedError
     for a follower that counts another batch. States that the last commit does not name have to be there.
     """
-    last, stores = ledger.last_commit, {name: of for of, name in beside}
+    last, given = ledger.last_commit, {name for _, name in beside}
     apart, followers = ((), ()) if last is None else (last.apart_from, last.followers)
-    if not stores.keys() >= set(apart):
+    if not given.issuperset(apart):
         check_may_begin(ledger, kind)
-    for name in followers:
-        _check_follower(ledger, stores.get(name, place), name, kind)
-    for name in stores.keys() - set(followers):
-        with opened(stores[name], name) as store:
+    for its_place, name in [*((place, name) for name in followers if name not in given), *beside]:
+        if name in followers:
+            _check_follower(ledger, its_place, name, kind)
+            continue
+        with opened(its_place, name) as store:
             other = read_ledger(store, name)
         if name in apart and not has_last_batch(ledger, other):
             raise UsageError(

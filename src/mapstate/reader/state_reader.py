@@ -450,7 +450,7 @@ class StateReader:
     ) -> Iterator[tuple[Opened, list[StoreKey], list[Any], str | None]]:
         """The values of each page, or its blocks, which ``count`` and ``unreadable`` note, and the cursor behind it."""
         pauses, room = iter(PAUSES), Room(measured_fields(self._reads.opened().ledger), most_bytes=_PAGE_BYTES)
-        first: LedgerRecord | None = None
+        first = self._reads.opened().ledger if cursor else None  # by which the cursor was verified
         for page, behind in unreadable.listed(pages):
             left = len(page)
             for part in room.parts(page):

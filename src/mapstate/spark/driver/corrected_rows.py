@@ -156,7 +156,7 @@ def placed(state: TimedState, frame: DataFrame, seen: LedgerRecord, *, is_rest: 
 
 
 def _in_tiles(state: TimedState, frame: DataFrame, seen: LedgerRecord, *, is_rest: bool) -> DataFrame:
-    """The rows that a rolling window may have which can be asked for, up to where windows of now end; see `placed`."""
+    """`placed` for rolling windows: rows that a window has which can be asked for, up to the end of those of now."""
     from pyspark.sql import functions as F
 
     state.set_batch(seen)
