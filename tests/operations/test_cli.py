@@ -153,6 +153,9 @@ def test_vacuum_says_that_there_was_nothing_to_do_and_takes_states_beside_it(url
     refused = run("vacuum", url, "s", "--beside", f"memory://{Path(url).parent.name}#s")
     assert refused.exit_code == 2
     assert "StateNotFoundError" in refused.stderr
+    refused = run("vacuum", url, "s", "--gone", "s")
+    assert (refused.exit_code, "'s' is said to be gone, and is in the store" in refused.stderr) == (2, True)
+    assert run("vacuum", url, "s", "--gone", "other").exit_code == 0
 
 
 def test_ledger_shows_a_person_what_is_there(url):

@@ -31,6 +31,7 @@ from mapstate import (
 )
 from mapstate.backends import resolve
 from mapstate.operations.checkpoint import rewind
+from mapstate.operations.drop import drop
 from mapstate.operations.forget import forget, listed
 from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
@@ -502,6 +503,19 @@ def test_no_key_is_forgotten_that_a_state_that_follows_has_still_to_get(spark, v
     assert forget(url, "counts", FORGOTTEN, id="ticket", beside=beside).keys > 0
 
 
+def test_a_state_that_follows_and_is_gone_does_not_keep_a_key_from_being_forgotten(spark, visits, tmp_path):
+    url = f"sqlite:///{tmp_path}/counts.db"
+    between(spark, visits, url, url, "new values", tmp_path / "faults")
+    gone = [(None, "second"), (None, "another")]
+    with pytest.raises(errors.UsageError, match="'second' is said to be gone, and is in the store"):
+        forget(url, "counts", FORGOTTEN, id="ticket", beside=gone)
+    drop(url, "second", force=True)  # its attempt is in flight
+    with pytest.raises(errors.UsageError, match=r"is not in its store.*--gone second\)"):
+        forget(url, "counts", FORGOTTEN, id="ticket", beside=gone[1:])
+    assert listed(url, "counts") == []
+    assert forget(url, "counts", FORGOTTEN, id="ticket", beside=gone).keys == 1
+
+
 @pytest.mark.parametrize("kind", FOLLOWED)
 def test_a_batch_that_comes_again_needs_no_key_that_all_have_got(spark, visits, tmp_path, kind):
     """The driver died in front of Spark's own commit: what follows counts the batch, and a key is forgotten since."""
@@ -594,7 +608,10 @@ def test_a_first_state_whose_ledger_is_lost_says_so_itself(redis_url, redis_serv
         run(counts_of_counts(counts_of(visits, spark, opaque(redis_url)), opaque(redis_url, name="by_visits")), visits)
 
 
-@pytest.mark.parametrize("kind", ["the state that is asked", "another one that is asked", "behind fired windows"])
+BEHIND_WINDOWS = ("behind fired windows", "of a state that follows, too")
+
+
+@pytest.mark.parametrize("kind", ["the state that is asked", "another one that is asked", *BEHIND_WINDOWS])
 def test_what_a_query_after_the_commit_has_still_to_ask_is_not_forgotten(spark, visits, tmp_path, kind):
     url, place = f"sqlite:///{tmp_path}/counts.db", f"sqlite:///{tmp_path}/second.db"
 
@@ -607,9 +624,12 @@ def test_what_a_query_after_the_commit_has_still_to_ask_is_not_forgotten(spark, 
         if kind == "another one that is asked":
             asked = rows.stateQuery(counts, ["user_id"], {"visits": "first"}, when="after")
             asked = asked.stateQuery(sums, ["user_id"], {"visits": "seen"}, when="after")
-        if kind == "behind fired windows":
+        if kind in BEHIND_WINDOWS:
             windows = rows.tumblingWindow(10, timestampField="bytes", retention=1_000).groupBy("user_id")
             fired = windows.persistentAggregate(opaque(url, "windows", max_attempts=1), n=Count()).firedWindowsStream()
+            if kind == "of a state that follows, too":
+                spec = opaque(url, "firings", max_attempts=1)
+                sums = fired.groupBy("user_id").persistentAggregate(spec, visits=Count())
             asked = fired.stateQuery(sums, ["user_id"], {"visits": "seen"})
         asked.groupBy("seen").persistentAggregate(opaque(second, "second", max_attempts=1), rows=Count())
         return topology
@@ -621,14 +641,14 @@ def test_what_a_query_after_the_commit_has_still_to_ask_is_not_forgotten(spark, 
     fault = Fail(method="multi_put", call=1, error=errors.CorruptStoreError)
     with pytest.raises(StreamingQueryException):
         run(chain(FaultyBackend(resolve(place), tmp_path / "faults", (fault,))), visits)
-    name = "counts" if kind == "the state that is asked" else "sums"
+    name = {"the state that is asked": "counts", "of a state that follows, too": "firings"}.get(kind, "sums")
     with pytest.raises(errors.FencedError, match=f"'second' follows state '{name}'"):
         forget(url, name, FORGOTTEN, id="ticket", beside=[(place, "second")])
     with open_reader(url, "counts") as counts:
-        assert counts.ledger().last_commit.followers == (() if kind == "behind fired windows" else ("second",))
+        assert counts.ledger().last_commit.followers == (() if kind in BEHIND_WINDOWS else ("second",))
     run(chain(place), visits)
-    once = 1 if kind == "behind fired windows" else 3
-    assert contents(place, "second") == {(1,): {"rows": once}, (2,): {"rows": 1}}
+    once = {"behind fired windows": {1: 1, 2: 1}, "of a state that follows, too": {1: 2}}.get(kind, {1: 3, 2: 1})
+    assert contents(place, "second") == {(seen,): {"rows": rows} for seen, rows in once.items()}
     assert forget(url, name, FORGOTTEN, id="ticket", beside=[(place, "second")]).keys == 1
 
 

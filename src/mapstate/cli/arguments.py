@@ -92,6 +92,10 @@ Beside = Annotated[
         metavar="URL#STATE", help="a state of the same topology in another store; once for each", show_default=False
     ),
 ]
+Gone = Annotated[
+    list[str] | None,
+    typer.Option(metavar="STATE", help="a state of the same job that was dropped; once for each", show_default=False),
+]
 TakeOver = Annotated[bool, typer.Option("--take-over", help="leave an attempt in flight behind; fences its driver")]
 _AS_JSON = Annotated[bool, typer.Option("--json", help="for a program")]
 _YES = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
@@ -157,12 +161,12 @@ def _is_url(text: str) -> bool:
     return text.startswith("@") or LIKE_A_URL.search(text) is not None
 
 
-def state_beside(text: str) -> tuple[str, str]:
-    """The store and the name of a state beside another one, from ``URL#STATE``."""
-    url, _, name = text.rpartition("#")
-    if not url or not name:
+def states_beside(beside: list[str] | None, gone: list[str] | None) -> list[tuple[str | None, str]]:
+    """The stores and the names of states beside another one, from ``URL#STATE``; no store where one is gone."""
+    places = [text.rpartition("#") for text in beside or ()]
+    if not all(url and name for url, _, name in places):
         raise UsageError("a state beside this one is its store and its name, URL#STATE, such as sqlite:///b.db#by_page")
-    return store_url([url]), name
+    return [*((store_url([url]), name) for url, _, name in places), *((None, name) for name in gone or ())]
 
 
 def by_name(option: str, pairs: Sequence[tuple[str, T]]) -> dict[str, T]:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import typer
 
-from mapstate.cli.arguments import Beside, by_name, seconds, split_urls, state_beside, store_url
+from mapstate.cli.arguments import Beside, Gone, by_name, seconds, split_urls, states_beside, store_url
 from mapstate.cli.show import AskingOutput
 from mapstate.errors import MapStateError, UsageError, cut
 from mapstate.maps.operator_list import ListEntry
@@ -64,6 +64,7 @@ def forget(
     ] = None,
     wait: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="with --when-caught-up")] = 600.0,
     beside: Beside = None,
+    gone: Gone = None,
     export: Annotated[
         Path | None, typer.Option(help="write the list of what the state has forgotten to a file", show_default=False)
     ] = None,
@@ -80,7 +81,7 @@ def forget(
     store = store_url(urls)
     options: dict[str, Any] = {
         "followers_have": FOLLOWERS_HAVE if followers_have == "1d" else seconds(followers_have),
-        "beside": [state_beside(text) for text in beside or ()],
+        "beside": states_beside(beside, gone),
     }
     ends = None if when_caught_up is None else _ends(when_caught_up)
 

@@ -14,13 +14,14 @@ from mapstate.backends import opened
 from mapstate.cli.arguments import (
     Beside,
     Exact,
+    Gone,
     Names,
     State,
     TakeOver,
     Url,
     by_name,
     split_urls,
-    state_beside,
+    states_beside,
     store_url,
     time_of,
 )
@@ -56,6 +57,7 @@ def vacuum(
     state: State,
     take_over: TakeOver = False,
     beside: Beside = None,
+    gone: Gone = None,
 ) -> None:
     """Rewrites orphaned records and drops empty ones; exit code 1 if a key holds no record. No value changes.
 
@@ -66,7 +68,7 @@ def vacuum(
         done = vacuum_state(
             *(place, state),
             take_over=take_over,
-            beside=[state_beside(text) for text in beside or ()],
+            beside=states_beside(beside, gone),
             on_page=lambda so_far: update(so_far.scanned, _vacuumed(so_far)),
         )
     end = "there was nothing to do" if done.txid is None else f"committed as txid {done.txid}"

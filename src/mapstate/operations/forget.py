@@ -93,7 +93,7 @@ def forget(
     id: str,  # noqa: A002  as the command has it
     salt: str | None = None,
     followers_have: float = FOLLOWERS_HAVE,
-    beside: Sequence[tuple[Backend | str, str]] = (),
+    beside: Sequence[tuple[Backend | str | None, str]] = (),
     page_size: int = 1000,
 ) -> Forgotten:
     """Make a state forget all keys with these values. Run it between two batches; again with the same id, it goes on.
@@ -109,7 +109,7 @@ def forget(
             of two versions are. Else that of the state's first entry, or a new one.
         followers_have: Seconds after which followers have read of the removal. Later, a call with the same id removes
             the change log up to there, and who is further behind gets a ChangesGoneError.
-        beside: The states that are committed apart from this one, or follow it in another store; each with its store.
+        beside: States that are committed apart, or follow in another store: each with its store, or None if it is gone.
         page_size: Keys listed at a time.
 
     Raises:
@@ -151,7 +151,7 @@ def forget_listed(
     entries: Sequence[ListEntry],
     *,
     followers_have: float = FOLLOWERS_HAVE,
-    beside: Sequence[tuple[Backend | str, str]] = (),
+    beside: Sequence[tuple[Backend | str | None, str]] = (),
     page_size: int = 1000,
 ) -> list[Forgotten]:
     """Make a state forget what `listed` says: one that was restored from a copy, or another version of the state.
@@ -307,7 +307,7 @@ class _Forgetting:
         place: Backend | str,
         state: str,
         followers_have: float,
-        beside: Sequence[tuple[Backend | str, str]],
+        beside: Sequence[tuple[Backend | str | None, str]],
         *,
         page_size: int,
     ) -> None:

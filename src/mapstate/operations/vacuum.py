@@ -66,7 +66,7 @@ def vacuum(
     *,
     page_size: int = 1000,
     take_over: bool = False,
-    beside: Sequence[tuple[Backend | str, str]] = (),
+    beside: Sequence[tuple[Backend | str | None, str]] = (),
     on_page: Callable[[Vacuumed], None] | None = None,
 ) -> Vacuumed:
     """Clean up an opaque state, and return the counts.
@@ -84,8 +84,8 @@ def vacuum(
         page_size: Keys read at a time.
         take_over: Leave an attempt in flight behind, whose driver is gone for good. A living driver is fenced.
         beside: The states of the topology that are committed apart from this one, and those that follow it and are in
-            another store, each with its store. Without them a vacuum that has to rewrite records is refused, because
-            the last batch may have to be rolled back, or to be passed on.
+            another store, each with its store, or with None if the state is gone. Without them a vacuum that has to
+            rewrite records is refused, because the last batch may have to be rolled back, or to be passed on.
         on_page: Called after each page with the counts so far. They begin anew once a record has to be rewritten.
 
     Raises:
@@ -221,23 +221,47 @@ def _cleaned(
 
 
 def check_beside(
-    ledger: LedgerRecord, place: Backend | str, beside: Sequence[tuple[Backend | str, str]], kind: OperatorKind
+    ledger: LedgerRecord, place: Backend | str, beside: Sequence[tuple[Backend | str | None, str]], kind: OperatorKind
 ) -> None:
     """Raise UsageError unless the states that are committed apart have the last batch, too.
 
     Each is looked for in its store ``beside``; one that follows else in ``place``, the state's own. Raises FencedError
-    for a follower that counts another batch. States that the last commit does not name have to be there.
+    for a follower that counts another batch. States that the last commit does not name have to be there, and those
+    without a store must not: they are gone by the caller's word.
     """
     last, given = ledger.last_commit, {name for _, name in beside}
     apart, followers = ((), ()) if last is None else (last.apart_from, last.followers)
     if not given.issuperset(apart):
         check_may_begin(ledger, kind)
     for its_place, name in [*((place, name) for name in followers if name not in given), *beside]:
-        if name in followers:
-            _check_follower(ledger, its_place, name, kind)
-            continue
-        with opened(its_place, name) as store:
-            other = read_ledger(store, name)
+        is_gone = its_place is None
+        try:
+            with opened(place if its_place is None else its_place, name) as store:
+                other = read_ledger(store, name)
+        except StateNotFoundError as error:
+            if is_gone:
+                continue
+            if name not in followers:
+                raise
+            raise UsageError(
+                f"state {ledger.state!r} is followed by {name!r}, which is not in its store. No attempt was begun. "
+                f"Name it with its store (beside=[(store, {name!r})], --beside URL#{name}), or say that it is gone "
+                f"(beside=[(None, {name!r})], --gone {name}).",
+                state=ledger.state,
+            ) from error
+        if is_gone:
+            raise UsageError(
+                f"state {name!r} is said to be gone, and is in the store of state {ledger.state!r}. No attempt was "
+                "begun. Leave that out, and the state is asked; or drop it first (mapstate drop).",
+                state=ledger.state,
+            )
+        if name in followers and not has_last_batch(ledger, other):
+            raise FencedError(
+                f"state {name!r} follows state {ledger.state!r} and counts another last batch: a {kind} may remove "
+                f"keys that it has still to get. No attempt was begun. See that the job runs, and run the {kind} after "
+                "its next batch.",
+                state=ledger.state,
+            )
         if name in apart and not has_last_batch(ledger, other):
             raise UsageError(
                 f"state {ledger.state!r} has records to rewrite, and counts another last batch than {name!r}. The next "
@@ -245,27 +269,6 @@ def check_beside(
                 f"the job, and run the {kind} after its next batch.",
                 state=ledger.state,
             )
-
-
-def _check_follower(ledger: LedgerRecord, place: Backend | str, name: str, kind: OperatorKind) -> None:
-    """Refuse while a state that follows has still to get what this one would pass on of its last batch."""
-    try:
-        with opened(place, name) as store:
-            other = read_ledger(store, name)
-    except StateNotFoundError as error:
-        raise UsageError(
-            f"state {ledger.state!r} is followed by {name!r}, which is not in its store. No attempt was begun. "
-            "Name it with its store (beside=..., --beside URL#STATE); if it is gone, run the job without it until its "
-            "next batch.",
-            state=ledger.state,
-        ) from error
-    if not has_last_batch(ledger, other):
-        raise FencedError(
-            f"state {name!r} follows state {ledger.state!r} and counts another last batch: a {kind} may remove keys "
-            f"that it has still to get. No attempt was begun. See that the job runs, and run the {kind} after its "
-            "next batch.",
-            state=ledger.state,
-        )
 
 
 def _due(

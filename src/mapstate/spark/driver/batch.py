@@ -257,7 +257,7 @@ class BatchDriver:
     ) -> list[Commit]:
         """Commits the batch in all states, or raises: the next begin rolls back the states that were committed."""
         at, commits, plan = now(), list[Commit](), self._plan
-        has_functions = plan.after_commit or any(known.downstream or known.fired for known in plan.branches)
+        has_functions = plan.root or plan.after_commit or any(each.downstream or each.fired for each in plan.branches)
         offsets: dict[tuple[str, str | None] | None, str | None] = {}  # mostly one for all, and files are read for it
         for branch, attempt, record, result in zip(self._plan.branches, attempts, records, results, strict=True):
             last = record.last_commit

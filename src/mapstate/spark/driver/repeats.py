@@ -284,9 +284,10 @@ def branches_of(plan: StreamPlan) -> Iterator[Branch]:
 def names_of_followers(plan: StreamPlan, branch: Branch) -> tuple[str, ...]:
     """The states that follow a state of the plan, or ask it after its commit."""
     later, place = followers_of([*branch.downstream, *branch.fired]), (branch.job.spec.backend, branch.job.spec.state)
-    for known in branches_of(plan):
+    root = plan.root or plan
+    for known in branches_of(root):
         asked = [step.asks for step in every_step(known.steps) if getattr(step, "asks", None) is not None]
-        if known not in plan.branches and place in [(spec.backend, spec.state) for spec in asked]:
+        if known not in root.branches and place in [(spec.backend, spec.state) for spec in asked]:
             later.append(known)
     return tuple(dict.fromkeys(known.job.spec.state for known in later))
 

@@ -277,8 +277,8 @@ class NewValuesStream(Rows[PersistentAggregate]):
         """The second state has a driver of its own, which the first one's commit calls."""
         signed = self.updates if self.kind == "updates" else None
         branch = Branch(job, steps=self.steps if signed is None else (), make_driver=driver_of(job.spec))
-        driver = BatchDriver(StreamPlan(job.stream, [branch]), feeds_from_source=False)
         query = self.fed_by.query
+        driver = BatchDriver(StreamPlan(job.stream, [branch], root=query.plan), feeds_from_source=False)
         if signed is None:
             self.feed(Follower(driver.run, branch))
         else:
