@@ -66,6 +66,7 @@ from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger_record import Commit, OpenRequest
 from mapstate.schema import Field, KeyField
 from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers.blocks import BlockCodec
 from mapstate.spark.executor.task import BatchTask, TaskReport
 from mapstate.testing import FaultyStore
 
@@ -254,6 +255,17 @@ def test_a_record_of_a_later_txid_is_not_replaced(store):
     assert (caught.value.txid, caught.value.state) == (7, "visits")
     writer.multi_put(["same", "earlier"], [[2, 1, 7], [2, 1, 7]])
     assert store.multi_get(["later", "same", "earlier"]) == [[1, None, 8], [2, 1, 7], [2, 1, 7]]
+
+
+def test_a_block_of_a_later_txid_is_not_replaced(store):
+    blocks = BlockCodec("visits", [Field("n", "Count", "bigint")], 5, native=True)
+    before, now = blocks.block(b"a\nb\n", [1, 2]), blocks.block(b"a\nb\n", [1, 3])
+    late, writer = (SerializedMap(store.filtered_writer(FenceToken(1, txid)), blocks) for txid in (6, 7))
+    writer.multi_put(["0", "1"], [(7, now, before), (7, now, None)])
+    with pytest.raises(FencedError, match=r"txid 6 of epoch 1"):
+        late.multi_put(["0"], [(6, before, None)])
+    (txid, value, earlier), second = writer.multi_get(["0", "1"])
+    assert (txid, blocks.values(value), blocks.values(earlier), second[2]) == (7, [1, 3], [1, 2], None)
 
 
 def test_a_late_writer_can_create_which_is_why_the_one_rule_calls_it_dead(store):
@@ -734,8 +746,11 @@ def test_a_store_with_types_of_its_own_has_the_native_serializer():
         assert make("aerospike://h/ns", "s").serializer == "native"
         assert make("memory://", "s").serializer == "json"
     assert opaque("aerospike://h/ns", "s", serializer="native") == opaque("aerospike://h/ns", "s")
+    assert opaque("aerospike://h/ns", "s", blocks=5).serializer == "blocks:5:native"
     with pytest.raises(ConfigurationError, match="types of its own"):
         opaque("aerospike://h/ns", "s", serializer="json")
+    with pytest.raises(ConfigurationError, match="it is written as blocks:5:"):
+        opaque("memory://", "s", blocks=5, serializer="blocks:5:native")
     with pytest.raises(ConfigurationError, match="stores bytes"):
         opaque("memory://", "s", serializer="native")
     with pytest.raises(ConfigurationError, match="no serializer 'pickle'"):

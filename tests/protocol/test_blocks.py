@@ -514,6 +514,25 @@ def test_a_record_that_is_no_block_is_refused_by_its_name(record):
     assert raised.value.facts["keys"] == ["3"]
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data, _: data, lambda data, txid: [data, txid + 1], lambda data, _: [data], lambda *_: ["a", 7]],
+    ids=["bytes", "another txid", "no txid", "text"],
+)
+def test_in_a_store_with_types_of_its_own_the_txid_stands_beside_the_block(damage):
+    plain, native = codec(FIELDS[:1]), BlockCodec("s", FIELDS[:1], 5, native=True)
+    records = [(7, block_of(plain, {"a": 1}), None), (8, block_of(plain, {"b": 2}), block_of(plain, {"b": 1}))]
+    data = plain.dumps(records)
+    stored = native.dumps(records)
+    assert stored == [[data[0], 7], [data[1], 8]]
+    read = native.loads(["2", "3"], [[bytearray(data[0]), 7], None])
+    assert (read[0][0], as_dict(native, read[0][1]), read[1]) == (7, {"a": 1}, None)
+    assert native.written(["2", "3"], stored, 8) == [("b", (8, 2, 1))]
+    with pytest.raises(CorruptRecordError, match="block '3'") as raised:
+        native.loads(["2", "3"], [stored[0], damage(data[1], 8)])
+    assert raised.value.facts["keys"] == ["3"]
+
+
 def test_a_value_before_that_cannot_be_read_is_refused_when_it_is_asked_for():
     own = codec(FIELDS[:1])
     ((_, now, before),) = own.loads(
@@ -546,10 +565,10 @@ def test_a_block_under_a_name_without_a_pane_has_no_key_of_that_name():
 
 
 def test_the_serializer_names_the_blocks():
-    assert [blocks_of(form) for form in ("json", "blocks:7", "blocks:", "blocks:07", "blocks:0", "blocks:x")] == [
-        *(None, 7, None, None, None, None)
-    ]
-    assert serializer("blocks:7").name == "msgpack"
+    forms = ("json", "7", "native", "blocks:", "blocks:07", "blocks:0", "blocks:x", "7:native", "blocks::native")
+    assert [blocks_of(form) for form in forms] == [None] * 9
+    assert [blocks_of(form) for form in ("blocks:7", "blocks:7:native")] == [7, 7]
+    assert [serializer(form).name for form in ("blocks:7", "blocks:7:native")] == ["msgpack", "native"]
     ledger = SimpleNamespace(serializer="blocks:7", state="s", fields=FIELDS, windows=None)
     assert isinstance(record_codec(ledger), BlockCodec)
     with pytest.raises(ConfigurationError):

@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 from cases import full
-from every_store import FULL, REDIS, url_of
+from every_store import AEROSPIKE, FULL, REDIS, url_of
 from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, DATA_SOURCE, Visits, contents, finish
 
@@ -78,7 +78,7 @@ KEYS: dict[str, list[Any]] = {
 }
 
 
-@pytest.fixture(params=[full("memory"), full("sqlite"), REDIS, FULL[-1]])
+@pytest.fixture(params=[full("memory"), full("sqlite"), REDIS, FULL[-1], AEROSPIKE])
 def url(request: Any, tmp_path: Any) -> str:
     return url_of(request, tmp_path)
 
@@ -500,7 +500,8 @@ def test_a_key_that_is_forgotten_leaves_its_block_and_comes_back_from_nothing(sp
     with opened(resolve(url), "s") as store:
         names = [name for page in record_pages(store, 1000) for name in page]
         stored = [record for record in store.multi_get(names) if record is not None]
-    texts = {text for record in stored for text in re.findall(rb"\d+\|[\d-]+", record)}
+    data = [record if isinstance(record, bytes) else msgspec.msgpack.encode(record) for record in stored]
+    texts = {text for record in data for text in re.findall(rb"\d+\|[\d-]+", record)}
     assert texts == {f"{user}|{day}".encode() for user, day in expected}
     state(spark.createDataFrame([(3, days[0], 5), (1, days[1], 1)], schema), 2)
     expected |= {(3, days[0]): {"total": 5}, (1, days[1]): {"total": 2 * 4711471147 + 1}}
@@ -553,7 +554,7 @@ def test_readers_of_every_kind_read_blocks(spark, url, visits):
 
 
 @DATA_SOURCE
-@pytest.mark.parametrize("url", [full("sqlite"), REDIS, FULL[-1]], indirect=True)
+@pytest.mark.parametrize("url", [full("sqlite"), REDIS, FULL[-1], AEROSPIKE], indirect=True)
 def test_a_frame_reads_blocks(spark, url, visits):
     visits.put("0", [(f"u{i % 500}", i) for i in range(2000)])
     declared(spark, visits, url).start(visits.checkpoint, trigger=AVAILABLE).awaitTermination()

@@ -37,7 +37,7 @@ from mapstate.protocol.windows import (
     runs_without,
 )
 from mapstate.schema import Field, number_of, time_of
-from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers import NativeSerializer, RecordCodec, serializer
 
 CHUNK_KEYS = 200
 """Keys in a full chunk, at most."""
@@ -75,7 +75,7 @@ def store_key(pane: str, rest: str, *, is_native_integer: bool) -> StoreKey:
 
 def is_native_integer(record: LedgerRecord) -> bool:
     """Whether the store keeps the keys of a state as numbers."""
-    return serializer(record.serializer).native and len(record.keys) == 1 and record.keys[0].type == "bigint"
+    return record.serializer == NativeSerializer.name and len(record.keys) == 1 and record.keys[0].type == "bigint"
 
 
 class PaneKeys:

@@ -28,7 +28,7 @@ import msgspec
 from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.errors import MapStateError, StaleBatchError, StoreError, StoreFullError, UsageError, check_range, cut
-from mapstate.keys import KeyCodec, StoreKey
+from mapstate.keys import StoreKey
 from mapstate.maps.record_pass import measured_fields
 from mapstate.maps.serialized import Room
 from mapstate.operations.export import Column, Write, check_replaceable, row_decoder, same_values, write_file
@@ -39,7 +39,7 @@ from mapstate.reader.committed import CommittedReads
 from mapstate.reader.rolling import Asked, check_columns, shown_fields
 from mapstate.reader.tables import types_of
 from mapstate.schema import number_of
-from mapstate.serializers import record_codec, serializer
+from mapstate.serializers import key_codec, record_codec
 from mapstate.values import are_numbers, difference
 from mapstate.waiting import pause
 
@@ -198,7 +198,7 @@ class _Version:
                 "compared. Nothing was read. Compare the keys of StateReader.window(end)."
             )
         self.codec: Any = _Codec(ledger)
-        self.keys = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
+        self.keys = key_codec(ledger)
         self.room = Room(measured_fields(ledger))
         self.types = types_of((), shown_fields(ledger, {}))
         self.asked = Asked(state)

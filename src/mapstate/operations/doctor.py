@@ -14,7 +14,7 @@ from mapstate.batch_report import BatchReport
 from mapstate.capabilities import Checkup, Claims, FencedWrites, FilteredWrites, LedgerStore, Scan
 from mapstate.errors import CorruptRecordError, StoreError
 from mapstate.findings import Finding, Severity, Unreadable
-from mapstate.keys import KeyCodec, StoreKey, is_index_key
+from mapstate.keys import StoreKey, is_index_key
 from mapstate.maps.record_pass import CodecWithIndex, all_records, check_known, measured_fields
 from mapstate.protocol import upkeep
 from mapstate.protocol.ledger import Ledger
@@ -28,7 +28,7 @@ from mapstate.reader.committed import CommittedReads
 from mapstate.reader.scans import read_reports
 from mapstate.reader.windows import WindowReads
 from mapstate.schema import number_of, span_text, time_text
-from mapstate.serializers import record_codec, serializer
+from mapstate.serializers import key_codec, record_codec
 from mapstate.serializers.tiles import tiles_of
 
 _MOST_DEAD = 1000
@@ -239,7 +239,7 @@ def _compared(counted: CountedKeys) -> tuple[Severity, str, str]:
 
 def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterator[Finding]:
     """One pass over all records: those that cannot be read, and those with impossible txids."""
-    key_codec, blocks = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native), record_codec(ledger).blocks
+    key_form, blocks = key_codec(ledger), record_codec(ledger).blocks
     unreadable, newer, older = (Unreadable(ledger.state) for _ in range(3))
     expected = "records of this state, with txids that its ledger has given out"
     count, refused = 0, list[errors.StoreAuthError]()
@@ -265,7 +265,7 @@ def _records(store: Any, ledger: LedgerRecord, on_page: OnPage | None) -> Iterat
         for key in of_values:
             try:
                 for text in _texts(blocks, key, present[key]):
-                    key_codec.decode(text)
+                    key_form.decode(text)
                 if ledger.rolling is not None:
                     _ = [*map(tiles_of, present[key][1:])]
             except (CorruptRecordError, errors.KeyEncodingError) as error:

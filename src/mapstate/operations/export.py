@@ -23,14 +23,14 @@ from mapstate.backends import check_state_name, resolve
 from mapstate.backing_map import Backend
 from mapstate.capabilities import Scan, Snapshots
 from mapstate.errors import StoreError, UsageError, cut
-from mapstate.keys import Key, KeyCodec, StoreKey
+from mapstate.keys import Key, StoreKey
 from mapstate.protocol.ledger_record import LedgerRecord, encode_ledger
 from mapstate.protocol.stored_ledger import check_page_size, decode_ledger
 from mapstate.reader import StateReader, open_reader
 from mapstate.reader.rolling import End, end_of, end_time, shown_fields
 from mapstate.reader.tables import types_of
 from mapstate.reader.times import Time
-from mapstate.serializers import blocks_of, serializer
+from mapstate.serializers import blocks_of, key_codec
 from mapstate.serializers.value_types import WireForm, wire_type
 from mapstate.values import item_type, struct_fields
 
@@ -171,7 +171,7 @@ def _read_all(
     end: End | None,
 ) -> None:
     """Collect every key that is not collected yet. Errors: see `StateReader.scan`, after all other keys."""
-    codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
+    codec = key_codec(ledger)
     page: list[tuple[Key, dict[str, Any]]] = []
 
     def keep() -> None:

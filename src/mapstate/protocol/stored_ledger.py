@@ -29,7 +29,7 @@ from mapstate.protocol.ledger_record import (
 )
 from mapstate.protocol.refusals import lost_ledger, no_state
 from mapstate.schema import Field, KeyField, StateType
-from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers import NativeSerializer, RecordCodec, serializer
 
 LEDGER_KEY = "\\ledger"
 """The key of the ledger in a store that offers only `IBackingMap`. No encoded key is equal to it."""
@@ -122,7 +122,7 @@ def _schema_flaw(
     """Why keys or records of this schema cannot be read; None if they can."""
     try:
         chosen = serializer(form)
-        KeyCodec(keys, native=chosen.native)
+        KeyCodec(keys, native=form == NativeSerializer.name)
         RecordCodec(chosen, "", state_type, fields, field_counts)
     except (MapStateError, ValueError, TypeError, RecursionError) as error:
         return cut(error)

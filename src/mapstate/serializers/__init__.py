@@ -3,18 +3,20 @@
 JSON is the default: it is readable in the store's own shell, and the form of storm-redis. NaN and the infinities are
 the words "NaN", "Infinity" and "-Infinity"; decimals, dates and timestamps are strings, binary is base64. MessagePack
 is smaller for most values, and has bytes and all floats. Native records are plain values, for a store with
-`mapstate.capabilities.NativeRecords`: decimals, dates and timestamps are text, as in JSON. ``blocks:N`` is of a state
-with many keys in each record, `mapstate.serializers.blocks`.
+`mapstate.capabilities.NativeRecords`, with text as in JSON. ``blocks:N``, there ``blocks:N:native``, has many keys in
+each record: `mapstate.serializers.blocks`.
 """
 
 from __future__ import annotations
 
+import re
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
 from mapstate.errors import ConfigurationError
+from mapstate.keys import KeyCodec
 from mapstate.serializers.serializer import JsonSerializer, RecordCodec, Serializer
 
 if TYPE_CHECKING:
@@ -81,21 +83,16 @@ _KINDS: tuple[type[Serializer], ...] = (JsonSerializer, MessagePackSerializer, N
 _BY_NAME = {kind.name: kind for kind in _KINDS}
 
 
-BLOCKS = "blocks:"
-"""How the serializer of a state with blocks begins, in its spec and its ledger; the number of blocks follows."""
-
-
 def blocks_of(name: str) -> int | None:
-    """The number of blocks in the name of a serializer; None for another one."""
-    digits = name.removeprefix(BLOCKS)
-    is_number = digits != name and digits.isdecimal() and digits.isascii() and digits[0] != "0"
-    return int(digits) if is_number else None
+    """The number of blocks in the name of a serializer, in a spec or a ledger; None for another one."""
+    form = re.fullmatch("blocks:([1-9][0-9]*)(:native)?", name)
+    return None if form is None else int(form[1])
 
 
 def serializer(name: str) -> Serializer:
     """The serializer by its name in a spec or a ledger. Raises ConfigurationError."""
     if blocks_of(name) is not None:
-        name = "msgpack"  # of what stands beside the blocks
+        name = "native" if name.endswith(":native") else "msgpack"  # of what stands beside the blocks
     if name not in _BY_NAME:
         raise ConfigurationError(f"there is no serializer {name!r}; there is {', '.join(sorted(_BY_NAME))}")
     return _BY_NAME[name]()
@@ -103,10 +100,15 @@ def serializer(name: str) -> Serializer:
 
 def record_codec(ledger: Any) -> RecordCodec | BlockCodec:
     """The codec of the records of a state, by its ledger. Readers and operators."""
-    blocks = blocks_of(ledger.serializer)
+    blocks, form = blocks_of(ledger.serializer), serializer(ledger.serializer)
     if blocks is None:
         *schema, is_rolling = ledger.state, ledger.type, ledger.fields, ledger.field_counts, ledger.rolling is not None
-        return RecordCodec(serializer(ledger.serializer), *schema, in_tiles=is_rolling)
+        return RecordCodec(form, *schema, in_tiles=is_rolling)
     from mapstate.serializers.blocks import BlockCodec
 
-    return BlockCodec(ledger.state, ledger.fields, blocks, in_panes=ledger.windows is not None)
+    return BlockCodec(ledger.state, ledger.fields, blocks, in_panes=ledger.windows is not None, native=form.native)
+
+
+def key_codec(ledger: Any) -> KeyCodec:
+    """The codec of a state's keys, by its ledger. Those in blocks are text, whatever types the store has."""
+    return KeyCodec(ledger.keys, native=ledger.serializer == NativeSerializer.name)

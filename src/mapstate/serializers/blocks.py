@@ -10,6 +10,8 @@ says which of its values are null, empty where none is. ``new`` is how many of t
 before, whose columns stand as they were stored. ``keys before`` is null, unless a key is gone since. ``touched`` has a
 bit for each key of the value before, set if the txid wrote it; it is null if the txid wrote all.
 
+A store with types of its own has a list of this and the txid, which its filter of late writers reads.
+
 A column of integers, also of decimals by their last digit, is packed as in `mapstate.serializers.packed`; one of
 doubles is ``d`` and 8 bytes each, little-endian. A list has values of other types, and what does not fit.
 """
@@ -26,10 +28,10 @@ from zlib import crc32
 
 import msgspec
 
-from mapstate.errors import ConfigurationError, CorruptRecordError, SerializationError, cut, shown
+from mapstate.errors import ConfigurationError, CorruptRecordError, SerializationError, cut
 from mapstate.key_types import split, text_of
 from mapstate.schema import Field
-from mapstate.serializers.one_by_one import UNREADABLE
+from mapstate.serializers.one_by_one import UNREADABLE, read_each
 from mapstate.serializers.packed import WIDTHS, number_at, packed, unpacked, with_number
 from mapstate.serializers.value_types import INTEGERS, TXID, WireForm, wire_type
 from mapstate.values import struct_parts
@@ -60,11 +62,10 @@ _Take = Callable[[Sequence[Any]], list[Any]]  # some values of columns that are 
 
 def form_of(spec: Any, *, native: bool) -> str:
     """The serializer of a state by its `StateSpec`. Raises ConfigurationError for one that cannot have blocks."""
-    form = f"blocks:{spec.blocks}"
+    form = f"blocks:{spec.blocks}{':native' if native else ''}"
     for why, is_so in (
         ("nobody says how many: blocks=...", spec.blocks is None),
         (f"it is {spec.type}, and keeps no value before", spec.type != "opaque"),
-        (f"{spec.backend!r} has types of its own", native),
         ("it has a ttl, which is that of a whole record", spec.ttl is not None),
         (f"it is written as {spec.serializer}", spec.serializer not in ("auto", form)),
     ):
@@ -238,8 +239,10 @@ class BlockCodec:
     it.
     """
 
-    def __init__(self, state: str, fields: Sequence[Field], blocks: int, *, in_panes: bool = False) -> None:
-        self._state, self._number, self._in_panes = state, blocks, in_panes
+    def __init__(
+        self, state: str, fields: Sequence[Field], blocks: int, *, in_panes: bool = False, native: bool = False
+    ) -> None:
+        self._state, self._number, self._in_panes, self._native = state, blocks, in_panes, native
         self._fields = [_Column(field.type) for field in fields]
         self._parts = [part for column in self._fields for part in (*column.parts, None)]
         self._ends = [0]
@@ -378,37 +381,21 @@ class BlockCodec:
         values, left = self.values(block), [i for i, text in enumerate(texts) if text not in gone]
         return self.block("".join([f"{rests[i]}\n" for i in left]).encode(), [values[i] for i in left]), [*gone]
 
-    def dumps(self, records: Sequence[Any]) -> list[bytes]:
+    def dumps(self, records: Sequence[Any]) -> list[Any]:
         """Encode one document per record. Raises SerializationError."""
         try:
-            return [_encode(_document(*record)) for record in records]
+            stored = [_encode(_document(*record)) for record in records]
         except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError) as error:
             raise SerializationError(
                 f"state {self._state!r}: a value cannot be encoded: {cut(error)}", state=self._state
             ) from error
 
+        return [[data, record[0]] for data, record in zip(stored, records, strict=True)] if self._native else stored
+
     def loads(self, keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
         """Decode the records; None stays None. Raises CorruptRecordError, with all such keys in ``keys``."""
-        out: list[Any] = []
-        errors: list[CorruptRecordError] = []
-        for key, item in zip(keys, data, strict=True):
-            try:
-                out.append(None if item is None else self._record(key, item))
-            except UNREADABLE as error:
-                errors.append(
-                    CorruptRecordError(
-                        f"state {self._state!r}, block {shown(key)}: the stored record {shown(item)} cannot be read "
-                        f"({cut(error)}). It was not written by this state, and was not overwritten. Restore the "
-                        "record, or delete it if its keys are lost.",
-                        state=self._state,
-                        key=str(key),
-                    )
-                )
-                errors[-1].__cause__ = error
-        if errors:
-            errors[0].facts["keys"] = [error.key for error in errors]
-            raise errors[0]
-        return out
+        advice = "Restore the record, or delete it if its keys are lost."
+        return read_each(keys, data, self._record, state=self._state, noun="block", advice=advice)
 
     def written(self, names: Sequence[Any], data: Sequence[Any], txid: int) -> list[tuple[Any, Any]]:
         """The keys that a txid wrote, each with the record that a state without blocks has. Errors: see `loads`."""
@@ -416,7 +403,7 @@ class BlockCodec:
         for name, record, item in zip(names, self.loads(names, data), data, strict=True):
             if record is None or record[0] != txid:
                 continue
-            touched = _decode(item).touched
+            touched = self._read(item).touched
             now, before = (
                 {} if block is None else dict(zip(block.texts(), self.values(block), strict=True))
                 for block in record[1:]
@@ -427,8 +414,17 @@ class BlockCodec:
             out += zip(self.with_pane(name, texts), records, strict=True)
         return out
 
-    def _record(self, name: Any, data: bytes) -> tuple[int, Any, Any]:
+    def _read(self, stored: Any) -> _Record:
+        if not self._native:
+            return _decode(stored)
+        data, txid = stored
         record = _decode(data)
+        if record.txid != txid:
+            raise ValueError(f"txid {txid} beside a block of txid {record.txid}")
+        return record
+
+    def _record(self, name: Any, stored: Any) -> tuple[int, Any, Any]:
+        record = self._read(stored)
         now = self._block(record.keys, record.columns)
         count, new, keys_before = 0 if now is None else now.count, record.new, record.keys_before
         if new > count or (new and keys_before is not None):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,29 @@ from mapstate.serializers.tiles import TileLayout
 
 UNREADABLE = (msgspec.MsgspecError, ValueError, LookupError, TypeError, RecursionError)
 """What the decoding of a record raises that this state did not write."""
+
+
+def read_each(
+    keys: Sequence[Any], data: Sequence[Any], read: Callable[[Any, Any], Any], *, state: str, noun: str, advice: str
+) -> list[Any]:
+    """The records, by ``read(key, item)``; None stays None. Raises the error of the first that cannot be read.
+
+    It has all such keys in ``keys``. ``noun`` is that of a key, and ``advice`` says what becomes of it.
+    """
+    out: list[Any] = []
+    errors: list[CorruptRecordError] = []
+    for key, item in zip(keys, data, strict=True):
+        try:
+            out.append(None if item is None else read(key, item))
+        except UNREADABLE as error:
+            message = f"state {state!r}, {noun} {shown(key)}: the stored record {shown(item)} cannot be read"
+            how = f"({cut(error)}). It was not written by this state, and was not overwritten. {advice}"
+            errors.append(CorruptRecordError(f"{message} {how}", state=state, key=str(key)))
+            errors[-1].__cause__ = error
+    if errors:
+        errors[0].facts["keys"] = [error.key for error in errors]
+        raise errors[0]
+    return out
 
 
 class RecordReader:
@@ -27,20 +50,11 @@ class RecordReader:
         self._txid_of = txid_of
 
     def loads(self, keys: Sequence[Any], data: Sequence[Any]) -> list[Any]:
-        """See `RecordCodec.loads`. Raises the error of the first unreadable record, with the keys of all."""
-        out: list[Any] = []
-        errors: list[CorruptRecordError] = []
-        for key, item in zip(keys, data, strict=True):
-            try:
-                out.append(None if item is None else self._record(item))
-            except UNREADABLE as error:
-                errors.append(self._corrupt(key, item, error))
-        if errors:
-            errors[0].facts["keys"] = [error.key for error in errors]
-            raise errors[0]
-        return out
+        """See `RecordCodec.loads`."""
+        advice = "Restore the key, or delete it if its value is lost."
+        return read_each(keys, data, self._record, state=self._state, noun="key", advice=advice)
 
-    def _record(self, data: Any) -> Any:
+    def _record(self, _: Any, data: Any) -> Any:
         if self._txid_of is None:
             return _decoded(self._layouts[-1][1], data)
         txid = self._txid_of(data)
@@ -58,17 +72,6 @@ class RecordReader:
         if layout.count == 1:
             value = value if value == (None,) else (value,)
         return tuple(value) + (None,) * (self._fields - layout.count)
-
-    def _corrupt(self, key: Any, data: Any, error: Exception) -> CorruptRecordError:
-        corrupt = CorruptRecordError(
-            f"state {self._state!r}, key {shown(key)}: the stored record {shown(data)} cannot be read ({cut(error)}). "
-            "It was not written by this state, and was not overwritten. Restore the key, or delete it if its value is "
-            "lost.",
-            state=self._state,
-            key=str(key),
-        )
-        corrupt.__cause__ = error
-        return corrupt
 
 
 def _decoded(layout: Any, data: Any) -> Any:

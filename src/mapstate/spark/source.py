@@ -24,7 +24,7 @@ from mapstate.errors import (
     UnknownColumnError,
     UsageError,
 )
-from mapstate.keys import Key, KeyCodec
+from mapstate.keys import Key
 from mapstate.protocol.ledger_record import LedgerRecord, encode_ledger
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.reader import StateReader
@@ -33,7 +33,7 @@ from mapstate.reader.changes import Position, check_is_of
 from mapstate.reader.forms import JsonKeys, time_asked
 from mapstate.reader.rolling import At, End, end_of, end_time, readable_fields, shown_fields
 from mapstate.reader.tables import Columns, types_of
-from mapstate.serializers import serializer
+from mapstate.serializers import key_codec
 from mapstate.spark.executor.task import arrow_schema
 from mapstate.values import bare, column_type
 
@@ -434,7 +434,7 @@ class _Source(NamedTuple):
         """The keys of the option, each once; None for all of the state. Raises ConfigurationError."""
         if self.keys is None:
             return None
-        codec = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
+        codec = key_codec(ledger)
         try:
             asked = json.encode({"keys": json.decode(self.keys, type=list[Any])})
             return list(codec.decode_all(list(dict.fromkeys(codec.encode_all(JsonKeys(ledger.keys).decode(asked))))))

@@ -154,9 +154,8 @@ class StreamPlan:
     """All that one query does with each batch.
 
     ``after_commit`` are called after the commit with the batch's own rows; with new values, and with fired windows, the
-    lists of each `Branch`. ``quarantine`` is the directory for rows of batches that fail in every attempt; None stops
-    the query instead. ``seed`` says how batch 0 is loaded in parts, None if as any other. ``initial`` are rows of
-    another place in front of it. ``root`` is the query's plan, for that of a state behind another one.
+    lists of each `Branch`. ``quarantine`` is the directory for rows of batches that fail in every attempt; without one
+    the query stops. ``seed`` says how batch 0 is loaded in parts, and ``initial`` has rows in front of it.
     """
 
     stream: str
@@ -166,7 +165,7 @@ class StreamPlan:
     quarantine: str | None = None
     seed: Any = None  # of `mapstate.spark.driver.seeding`
     initial: Any = None  # of `mapstate.spark.driver.initial_rows`
-    root: StreamPlan | None = None
+    root: StreamPlan | None = None  # that of the query, in a plan for a state behind another one
 
 
 class Declared:

@@ -16,7 +16,7 @@ from mapstate.maps.record_pass import all_records, measured_fields
 from mapstate.protocol.ledger_record import Commit, LedgerRecord
 from mapstate.protocol.stored_ledger import record_pages
 from mapstate.schema import KeyField
-from mapstate.serializers import record_codec, serializer
+from mapstate.serializers import key_codec, record_codec
 from mapstate.spark.driver.access import configured
 from mapstate.spark.driver.spark35 import calls
 from mapstate.spark.executor.task import REPORT_COLUMN, arrow_schema
@@ -59,7 +59,7 @@ def read_back(
                 f"{commit.batch_id} cannot be read back for what lies downstream"
             )
         codec = record_codec(ledger)
-        keys = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
+        keys = key_codec(ledger)
         seen: set[StoreKey] = set()  # a scan may give a key twice
         page = _PAGE if codec.blocks is None else codec.blocks.on_page(_PAGE, ledger.keys_held())
         loads = codec.loads if codec.blocks is None else partial(codec.blocks.written, txid=commit.txid)

@@ -284,8 +284,7 @@ def branches_of(plan: StreamPlan) -> Iterator[Branch]:
 def names_of_followers(plan: StreamPlan, branch: Branch) -> tuple[str, ...]:
     """The states that follow a state of the plan, or ask it after its commit."""
     later, place = followers_of([*branch.downstream, *branch.fired]), (branch.job.spec.backend, branch.job.spec.state)
-    root = plan.root or plan
-    for known in branches_of(root):
+    for known in branches_of(root := plan.root or plan):
         asked = [step.asks for step in every_step(known.steps) if getattr(step, "asks", None) is not None]
         if known not in root.branches and place in [(spec.backend, spec.state) for spec in asked]:
             later.append(known)

@@ -16,6 +16,7 @@ from mapstate.maps.change_log import ChangeLog
 from mapstate.maps.opaque import CombineAll
 from mapstate.maps.serialized import Room
 from mapstate.schema import KeyField
+from mapstate.serializers import serializer
 from mapstate.serializers.blocks import Block, BlockCodec, block_names, block_numbers
 from mapstate.spark.executor.block_columns import BlockColumns, BlockRows, merged
 from mapstate.spark.executor.logged_task import LoggedTask
@@ -46,7 +47,8 @@ class BlockTask(BatchTask):
 
     @property
     def _codec(self) -> BlockCodec:
-        return BlockCodec(self.state, self.fields.fields, self.spec.blocks or 1, in_panes=self.in_panes)
+        native, blocks = serializer(self.spec.serializer).native, self.spec.blocks or 1
+        return BlockCodec(self.state, self.fields.fields, blocks, in_panes=self.in_panes, native=native)
 
     def names(self, numbers: Sequence[int]) -> list[str]:
         """The names of blocks, by the numbers that rows have of them."""

@@ -29,7 +29,7 @@ from mapstate.maps.serialized import Room, SerializedMap, writer_of
 from mapstate.protocol.records import CommitView
 from mapstate.protocol.stored_ledger import read_ledger
 from mapstate.schema import Field, KeyField, StateType
-from mapstate.serializers import RecordCodec, serializer
+from mapstate.serializers import NativeSerializer, RecordCodec, serializer
 from mapstate.spark.executor.error_text import SentError
 from mapstate.spark.executor.row_fold import ROWS_WAITING, RowFold, rows_that_fit
 from mapstate.spec import StateSpec
@@ -326,7 +326,7 @@ def _codecs(
     """Those of records and keys, made once in each worker: they are the same in all batches of a job."""
     chosen = serializer(form)
     records = RecordCodec(chosen, state, state_type, fields, field_counts, in_tiles=in_tiles)
-    return records, KeyCodec(keys, native=chosen.native)
+    return records, KeyCodec(keys, native=form == NativeSerializer.name)
 
 
 Chunk = tuple[list[StoreKey], list[Any], int, Any]

@@ -13,12 +13,12 @@ import pyarrow.compute as pc
 from mapstate.aggregators.fields import Fields
 from mapstate.aggregators.folding import Folding
 from mapstate.aggregators.tiles import Answers, assembled
-from mapstate.keys import KeyCodec, StoreKey
+from mapstate.keys import StoreKey
 from mapstate.protocol.stored_ledger import decode_ledger
 from mapstate.protocol.windows import NEVER, WindowCommit
 from mapstate.reader.committed import CommittedReads
 from mapstate.reader.rolling import Asked, RollingFields
-from mapstate.serializers import serializer
+from mapstate.serializers import key_codec
 from mapstate.serializers.tiles import Tiles
 from mapstate.spark.executor.batch_fold import same_key
 from mapstate.spark.executor.error_text import each_with_errors_as_text
@@ -51,7 +51,7 @@ class _PlannedReads:
             raise TypeError("the ledger of a state with rolling windows says so")
         self._record = ledger.rolling
         self._columns = planned.columns
-        self._keys = KeyCodec(ledger.keys, native=serializer(ledger.serializer).native)
+        self._keys = key_codec(ledger)
         self._shown = RollingFields(ledger, ledger.rolling, given)
         self._reads = CommittedReads(spec.backend.open(spec.state), spec.state, "committed", given, as_of=ledger)
         self._known: dict[StoreKey, Any] = {}
