@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from typing import Any
 
@@ -29,7 +29,7 @@ from mapstate.operations.vacuum import vacuum
 from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.ledger_record import Commit, LedgerRecord, encode_ledger
 from mapstate.protocol.opening import open_ledger
-from mapstate.protocol.stored_ledger import decode_ledger
+from mapstate.protocol.stored_ledger import decode_ledger, record_pages
 from mapstate.protocol.transitions import begin, commit
 from mapstate.protocol.upkeep import begin_operator, commit_correction, commit_vacuum
 from mapstate.protocol.upkeep import recount as recounted
@@ -433,6 +433,22 @@ def test_a_scan_over_a_state_that_is_another_one_by_now_ends_with_an_error(url, 
         with pytest.raises(StaleBatchError, match="'s' was reset, dropped or made anew while it was scanned"):
             list(pages)
         assert dict(reader.scan()) == {(key,): {"n": 1}}
+
+
+@pytest.mark.parametrize("read", ["scan", "to_arrow", "count_keys"])
+def test_a_scan_whose_keys_were_listed_before_a_reset_ends_with_an_error(url, monkeypatch, read):
+    Job(url).batch(**names(3))
+
+    def listed_before(*args: Any, **options: Any) -> Iterator[Any]:
+        pages = record_pages(*args, **options)
+        first = next(pages)
+        Job(url, owner="other", on_new_owner="reset").batch(**names(30))
+        yield first
+        yield from pages
+
+    monkeypatch.setattr("mapstate.reader.committed.record_pages", listed_before)
+    with open_reader(url, "s") as reader, pytest.raises(StaleBatchError, match="Scan it from the start"):
+        list(getattr(reader, read)())
 
 
 def test_a_scan_from_a_cursor_over_a_reset_gives_out_no_page(url):

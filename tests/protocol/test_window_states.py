@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from states import Tens
+from states import START, Tens
 from windowed import Row, Windowed
 
 from mapstate import errors, opaque, open_reader
@@ -15,6 +15,7 @@ from mapstate.backends import resolve
 from mapstate.keys import is_index_key
 from mapstate.maps.pane_index import index_keys, slices
 from mapstate.operations.adopt import adopt
+from mapstate.operations.advance import advance
 from mapstate.operations.doctor import examine
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import vacuum
@@ -52,6 +53,26 @@ def test_a_reader_shows_live_and_final_windows(url):
         assert sorted(reader.scan()) == [((0, "a"), {"n": 2}), ((0, "b"), {"n": 2}), ((10, "a"), {"n": 4})]
         with pytest.raises(errors.UsageError, match="no window .* ends at 13"):
             list(reader.window(13))
+
+
+@pytest.mark.parametrize("how", ["made anew", "put back"])
+def test_a_final_window_that_is_another_one_by_now_is_not_read_on(url, monkeypatch, how):
+    monkeypatch.setattr("mapstate.reader.windows._PAGE", 3)
+    state = Tens(url, "s")
+    state.batch({5: dict.fromkeys("abcdefgh", 1)}, watermark=4)
+    state.batch({25: {"a": 1}}, watermark=25)
+    with open_reader(url, "s") as reader:
+        pages = reader.window(10)
+        assert next(pages) == (("a",), {"n": 1})
+        if how == "put back":
+            advance(url, "s", 5, back=True)
+        else:
+            drop(url, "s")
+            monkeypatch.setattr("states.START", 2 * START)
+            state = Tens(url, "s")
+        state.batch({6: dict.fromkeys("abcdefghi", 6)}, watermark=5)
+        with pytest.raises(errors.StaleBatchError, match="watermark put back|was reset, dropped or made anew"):
+            list(pages)
 
 
 def test_sliding_windows_join_their_panes(url):

@@ -144,8 +144,9 @@ def _check_plain(state: str, part: list[StoreKey], data: Sequence[Any], in_tiles
 def _without_index(state: str, page: list[StoreKey]) -> list[StoreKey]:
     if any(map(is_index_key, page)):
         raise UsageError(
-            f"state {state!r} has windows, a change log or forgotten keys, and what their records stand for was in the "
-            "ledger alone. Nothing was written. Restore the store from a backup, or start the state under another name."
+            f"state {state!r} has windows, a change log, corrections or forgotten keys, and what their records stand "
+            "for was in the ledger alone. Nothing was written. Restore the store from a backup, or start the state "
+            "under another name."
         )
     return page
 

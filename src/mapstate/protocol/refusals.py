@@ -169,9 +169,11 @@ def ran_twice(state: str, batch_id: int) -> IncompleteBatchError:
 def not_in_flight(ledger: LedgerRecord, txid: int) -> FencedError:
     """The error of an attempt that another one has followed."""
     attempt = ledger.in_flight
+    now = "nothing is" if attempt is None else f"txid {attempt.txid} is"
+    if attempt is not None and attempt.txid == txid:
+        now = "the state was taken over"
     return FencedError(
-        f"state {ledger.state!r}: txid {txid} is not in flight "
-        f"({'nothing is' if attempt is None else f'txid {attempt.txid} is'}), so it can never count.",
+        f"state {ledger.state!r}: txid {txid} is not in flight ({now}), so it can never count.",
         state=ledger.state,
         txid=txid,
     )

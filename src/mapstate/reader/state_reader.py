@@ -449,8 +449,8 @@ class StateReader:
         self, pages: Iterator[Listed], unreadable: Unreadable, count: KeyCount | None, cursor: str | None = None
     ) -> Iterator[tuple[Opened, list[StoreKey], list[Any], str | None]]:
         """The values of each page, or its blocks, which ``count`` and ``unreadable`` note, and the cursor behind it."""
-        pauses, room = iter(PAUSES), Room(measured_fields(self._reads.opened().ledger), most_bytes=_PAGE_BYTES)
-        first = self._reads.opened().ledger if cursor else None  # by which the cursor was verified
+        first = self._reads.opened(newest=cursor is None).ledger  # else by which the cursor was verified
+        pauses, room = iter(PAUSES), Room(measured_fields(first), most_bytes=_PAGE_BYTES)
         for page, behind in unreadable.listed(pages):
             left = len(page)
             for part in room.parts(page):

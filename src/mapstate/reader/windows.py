@@ -56,8 +56,7 @@ class WindowReads:
 
     def __init__(self, reads: CommittedReads) -> None:
         self._reads = reads
-        self._last_txid: int | None = None  # of the ledger that `of_window` has read last
-        self._operations: int | None = -1  # of the same; what an operator changes may be of a final window
+        self._seen: LedgerRecord | None = None  # which `of_window` has read last
 
     def watermark(self) -> Watermark:
         ledger = self._reads.opened(newest=True).ledger
@@ -231,6 +230,8 @@ class WindowReads:
 
     def _ensure_kept(self, ledger: LedgerRecord, end: int) -> None:
         """Raise where the window is gone, or where this ledger of the read does not count what the one before did."""
+        seen = self._seen or ledger
+        self._reads.same_state(seen, ledger)
         windows = self._record(ledger)
         if end <= windows.purged:
             kind = self._time_type(ledger)
@@ -240,14 +241,15 @@ class WindowReads:
                 "keeps them longer. See docs/windows.md#reading-windows",
                 state=self._reads.state,
             )
-        is_other = self._operations not in (-1, ledger.operations)
-        if is_other or (self._last_txid is not None and self._last_txid not in ledger.view()):
+        is_open_again = self._reads.final_mark(ledger) < end <= self._reads.final_mark(seen)
+        is_undone = seen.last_txid is not None and seen.last_txid not in ledger.view()
+        if is_open_again or is_undone or ledger.operations != seen.operations:
             raise StaleBatchError(
-                f"a batch of state {self._reads.state!r} was rolled back or planned anew, or the state was corrected, "
-                "reset or made to forget a key, while a window was read. Read the window again.",
+                f"a batch of state {self._reads.state!r} was rolled back or planned anew, its watermark put back, or "
+                "the state corrected or made to forget a key, while a window was read. Read the window again.",
                 state=self._reads.state,
             )
-        self._last_txid, self._operations = ledger.last_txid, ledger.operations
+        self._seen = ledger
 
     def _record(self, ledger: LedgerRecord) -> WindowsRecord:
         if ledger.windows is None:
