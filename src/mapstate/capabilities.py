@@ -324,7 +324,8 @@ class NativeRecords(Protocol):
     Its states have the serializer "native". A key is text, or an int of 64 bits where the state has one key column of
     integers. A record is a list with the txid at its end: ``[val]`` non-transactional, ``[val, txid]`` transactional,
     ``[curr, prev, txid]`` opaque. It holds None, bool, int of 64 bits, float (also NaN and the infinities), bytes,
-    list, dict with str keys, and str without NUL. The ledger stays bytes.
+    list, dict with str keys, and str without NUL. With blocks a key is text, and a record ``[bytes, txid]``. The ledger
+    stays bytes.
     """
 
     native_records: Literal[True]

@@ -211,6 +211,15 @@ def test_offsets_that_cannot_be_compared_are_only_so_while_nothing_is_committed(
             compare(url, "v", "v.2")
 
 
+def test_keys_that_are_numbers_in_one_version_alone_cannot_be_compared(url, monkeypatch):
+    """As of a state with blocks on Aerospike, beside one without."""
+    for name in ("v", "v.2"):
+        Job(url, state=name).batch(a=1)
+    monkeypatch.setattr("mapstate.operations.compare.is_native_integer", lambda ledger: ledger.state == "v")
+    with pytest.raises(UsageError, match="'v' and 'v.2' are text in one, as with blocks, and numbers in the other"):
+        compare(url, "v", "v.2")
+
+
 def test_topics_that_are_others_cannot_be_compared():
     assert further('[{"t":{"0":5}}]', '[{"u":{"0":5}}]') is None
     assert further('[{"t":{"0":5}}]', '[{"t":{"0":5}},{"t":{"0":5}}]') is None

@@ -480,6 +480,15 @@ def followed(job: Job, **values: Any) -> None:
     job.next += 1
 
 
+def test_no_word_says_that_a_state_is_gone_which_may_have_to_be_rolled_back(url):
+    job = Job(url)
+    job.batch(a=1)
+    record = job.ledger.record
+    last = msgspec.structs.replace(record.last_commit, apart_from=("pages",))
+    with pytest.raises(UsageError, match="was committed apart from 'pages'"):
+        of_vacuum.check_beside(msgspec.structs.replace(record, last_commit=last), url, [(None, "pages")], "vacuum")
+
+
 def test_a_batch_that_comes_after_the_followers_were_asked_fences_it(url, monkeypatch):
     first, second = Job(url), Job(url, state="second")
     first.attempt(orphan=1)  # so that there is something to rewrite

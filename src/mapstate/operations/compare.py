@@ -29,6 +29,7 @@ from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.errors import MapStateError, StaleBatchError, StoreError, StoreFullError, UsageError, check_range, cut
 from mapstate.keys import StoreKey
+from mapstate.maps.pane_index import is_native_integer
 from mapstate.maps.record_pass import measured_fields
 from mapstate.maps.serialized import Room
 from mapstate.operations.export import Column, Write, check_replaceable, row_decoder, same_values, write_file
@@ -262,6 +263,11 @@ def _common(versions: Sequence[_Version], fields: Sequence[str] | None) -> list[
         raise UsageError(
             f"{one.state!r} has the key columns ({columns_of}) and {other.state!r} has ({others}), or they have other "
             "windows: they cannot be compared. Nothing was read."
+        )
+    if is_native_integer(one.first) != is_native_integer(other.first):
+        raise UsageError(
+            f"the keys of {one.state!r} and {other.state!r} are text in one, as with blocks, and numbers in the other: "
+            "they cannot be compared. Nothing was read."
         )
     for version in versions:
         check_columns(version.state, fields or [], [*version.types])

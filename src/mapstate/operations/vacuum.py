@@ -226,12 +226,12 @@ def check_beside(
     """Raise UsageError unless the states that are committed apart have the last batch, too.
 
     Each is looked for in its store ``beside``; one that follows else in ``place``, the state's own. Raises FencedError
-    for a follower that counts another batch. States that the last commit does not name have to be there, and those
-    without a store must not: they are gone by the caller's word.
+    for a follower that counts another batch. States that the last commit does not name have to be there. Followers
+    without a store must not be in ``place``: they are gone by the caller's word.
     """
     last, given = ledger.last_commit, {name for _, name in beside}
     apart, followers = ((), ()) if last is None else (last.apart_from, last.followers)
-    if not given.issuperset(apart):
+    if not {name for its_place, name in beside if its_place is not None}.issuperset(apart):
         check_may_begin(ledger, kind)
     for its_place, name in [*((place, name) for name in followers if name not in given), *beside]:
         is_gone = its_place is None
