@@ -96,6 +96,8 @@ def runs(variables: dict[str, str]) -> list[tuple[str, dict[str, str], tuple[str
         "running",
         "seed",
         "session_windows",
+        "blocks_on_spark",
+        "windows_in_blocks",
     )
     spark += ("small_batches", "spark_key_counts", "spark_stream", "topology", "training", "window_joins", "windows")
     return [

@@ -337,7 +337,7 @@ def test_followers_are_told_and_the_log_goes_once_they_have_read_it(url):
 
 @pytest.mark.parametrize("time", [1e12, float("inf"), float("nan"), -1, "1d"])
 def test_a_time_that_followers_cannot_have_is_refused_before_anything_is_written(time, url):
-    LoggedJob(url).batch(**{SECRET: 4711471147})
+    Job(url).batch(**{SECRET: 4711471147})
     with pytest.raises(ConfigurationError, match="followers_have is a number of seconds from 0 to"):
         forget(url, "s", {"k": SECRET}, id="t", followers_have=time)
     assert contents(url) == {SECRET: 4711471147}

@@ -246,7 +246,7 @@ class WindowReads:
         if is_open_again or is_undone or ledger.operations != seen.operations:
             raise StaleBatchError(
                 f"a batch of state {self._reads.state!r} was rolled back or planned anew, its watermark put back, or "
-                "the state corrected or made to forget a key, while a window was read. Read the window again.",
+                "the state was corrected or made to forget a key, while a window was read. Read the window again.",
                 state=self._reads.state,
             )
         self._seen = ledger
