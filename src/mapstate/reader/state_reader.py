@@ -209,7 +209,7 @@ class StateReader:
             CorruptRecordError: Some keys cannot be read, after all others have come. ``keys`` has the first ten,
                 ``count`` their number.
             MissingKeysError: The ledger counts more keys, after the last key has come.
-            StaleBatchError: The state was reset, dropped or made anew meanwhile.
+            StaleBatchError: The state was reset or made anew meanwhile. Dropped, it is a StateNotFoundError.
             UnknownColumnError: The state has no such field.
             WindowGoneError: Rolling windows cannot be read as of ``at`` any more.
             UsageError: The store cannot list its keys.
