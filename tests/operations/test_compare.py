@@ -19,6 +19,7 @@ import mapstate.operations.compare as operation
 from mapstate.cli.commands import app
 from mapstate.cli.export import FORMATS
 from mapstate.errors import StaleBatchError, StateNotFoundError, UnknownColumnError, UsageError
+from mapstate.operations.advance import advance
 from mapstate.operations.compare import compare
 from mapstate.operations.forget import forget
 from mapstate.operations.vacuum import vacuum
@@ -194,6 +195,17 @@ def test_a_state_that_is_reset_or_rolled_back_meanwhile_is_an_error(url, monkeyp
     on_read(monkeypatch, 2, lambda: Version(url, state="v.3", owner="another", on_new_owner="reset"))
     with pytest.raises(StaleBatchError, match=r"'v\.3' was reset"):
         compare(url, "v.2", "v.3")
+    monkeypatch.undo()
+
+    def repeated() -> None:
+        Ledger(new.store, "v.2").rollback()
+        Version(url, state="v.2").batch_to(6, a=1)
+        Version(url, state="v.2").batch_to(7, a=1)
+
+    Version(url, state="v.4").batch_to(6, a=2)
+    on_read(monkeypatch, 1, repeated)
+    with pytest.raises(StaleBatchError, match=r"'v\.2' was reset, rolled back"):
+        compare(url, "v.2", "v.4")
 
 
 def test_offsets_that_cannot_be_compared_are_only_so_while_nothing_is_committed(url, monkeypatch):
@@ -276,6 +288,20 @@ def test_windows_are_compared_where_they_are_final_in_both_and_gone_in_none(url)
     new.batch({5: {"a": 1}, 15: {"a": 7}, 25: {"a": 4}}, watermark=20)
     done = compare(url, "w", "w.2")
     assert (numbers(done), done.how) == ((1, 1, 1, 0, 0), "final windows")
+
+
+def test_a_final_window_that_was_open_again_meanwhile_is_an_error(url, monkeypatch):
+    jobs = Tens(url, "w"), Tens(url, "w.2")
+    for job in jobs:
+        job.batch({5: {"a": 1}}, watermark=20)
+
+    def again() -> None:
+        advance(url, "w", 5, back=True)
+        jobs[0].batch({6: {"a": 1}}, watermark=20)
+
+    on_read(monkeypatch, 2, again)  # the first version is read before
+    with pytest.raises(StaleBatchError, match="or its watermark put back"):
+        compare(url, "w", "w.2")
 
 
 @pytest.mark.parametrize(

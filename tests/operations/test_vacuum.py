@@ -489,6 +489,17 @@ def test_no_word_says_that_a_state_is_gone_which_may_have_to_be_rolled_back(url)
         of_vacuum.check_beside(msgspec.structs.replace(record, last_commit=last), url, [(None, "pages")], "vacuum")
 
 
+def test_the_set_of_a_url_that_has_this_state_has_no_follower(stand_in):
+    """Aerospike keeps one state in a set, so the name of the follower leads to the ledger of this one."""
+    backend = stand_in.backend(set="of-s")
+    job = Job(backend)
+    followed(job, a=1)
+    job.attempt(orphan=1)
+    with pytest.raises(UsageError, match="followed by 'second', which is not in its store"):
+        vacuum(backend, "s", take_over=True)
+    assert vacuum(backend, "s", beside=[(None, "second")], take_over=True).txid is not None
+
+
 def test_a_batch_that_comes_after_the_followers_were_asked_fences_it(url, monkeypatch):
     first, second = Job(url), Job(url, state="second")
     first.attempt(orphan=1)  # so that there is something to rewrite

@@ -461,6 +461,35 @@ def test_a_scan_from_a_cursor_over_a_reset_gives_out_no_page(url):
             next(pages)
 
 
+def test_a_scan_from_a_cursor_knows_where_it_began_whatever_else_its_reader_reads(url):
+    Job(url).batch(**names(30))
+    with open_reader(url, "s") as reader:
+        page = next(reader.pages_as_of(3))
+        pages = reader.pages_as_of(3, cursor=page.cursor)
+        Job(url, owner="other", on_new_owner="reset").batch(**names(30))
+        assert reader.get("user-1")
+        with pytest.raises((StaleBatchError, UsageError), match="Scan it from the start|scan from the start"):
+            next(pages)
+
+
+def test_a_scan_without_a_fence_notices_a_reset_there_and_back_and_no_vacuum(stand_in):
+    backend = stand_in.backend()
+    Job(backend).batch(**names(30))
+    with open_reader(backend, "s") as reader:
+        pages = reader.scan(page_size=3)
+        assert next(pages)
+        other = Job(backend, owner="other", on_new_owner="adopt_unchecked")
+        other.attempt(orphan=1)
+        assert vacuum(backend, "s", take_over=True).txid is not None
+        assert sum(1 for _ in pages) == 29
+        pages = reader.scan(page_size=3)
+        assert next(pages)
+        for owner in ("q", "other"):
+            Job(backend, owner=owner, on_new_owner="reset").batch(**names(30))
+        with pytest.raises(StaleBatchError, match="was reset"):
+            list(pages)
+
+
 def test_a_scan_goes_on_where_another_query_takes_the_state_over(url):
     Job(url).batch(**names(30))
     with open_reader(url, "s") as reader:

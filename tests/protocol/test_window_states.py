@@ -19,6 +19,7 @@ from mapstate.operations.advance import advance
 from mapstate.operations.doctor import examine
 from mapstate.operations.drop import drop
 from mapstate.operations.vacuum import vacuum
+from mapstate.protocol.ledger import Ledger
 from mapstate.protocol.stored_ledger import record_pages
 from mapstate.reader.windows import Window
 from mapstate.schema import Field, KeyField
@@ -55,22 +56,28 @@ def test_a_reader_shows_live_and_final_windows(url):
             list(reader.window(13))
 
 
-@pytest.mark.parametrize("how", ["made anew", "put back"])
+@pytest.mark.parametrize("how", ["made anew", "put back", "put back and passed", "repeated and vacuumed"])
 def test_a_final_window_that_is_another_one_by_now_is_not_read_on(url, monkeypatch, how):
     monkeypatch.setattr("mapstate.reader.windows._PAGE", 3)
-    state = Tens(url, "s")
+    state = Tens(url, "s", retention=100)
     state.batch({5: dict.fromkeys("abcdefgh", 1)}, watermark=4)
     state.batch({25: {"a": 1}}, watermark=25)
     with open_reader(url, "s") as reader:
         pages = reader.window(10)
         assert next(pages) == (("a",), {"n": 1})
-        if how == "put back":
-            advance(url, "s", 5, back=True)
-        else:
+        if how == "made anew":
             drop(url, "s")
             monkeypatch.setattr("states.START", 2 * START)
-            state = Tens(url, "s")
-        state.batch({6: dict.fromkeys("abcdefghi", 6)}, watermark=5)
+            state = Tens(url, "s", retention=100)
+        elif how == "repeated and vacuumed":
+            Ledger(state.store, "s").rollback()
+            state.next, state.opened = state.next - 1, False
+        else:
+            advance(url, "s", 5, back=True)
+        state.batch({6: dict.fromkeys("abcdefghi", 6)}, watermark=25 if "and" in how else 5)
+        if how == "repeated and vacuumed":
+            state.write(state.begin(), {20: {"orphan": 1}})
+            assert vacuum(url, "s", take_over=True).txid is not None
         why = "was reset, dropped or made anew" if how == "made anew" else "its watermark put back"
         with pytest.raises(errors.StaleBatchError, match=why):
             list(pages)

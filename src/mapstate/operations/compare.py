@@ -244,6 +244,12 @@ class _Version:
         start = number_of(self.keys.decode(key)[0])
         return bool(windows.is_expired(start, self.reads.last_windows(self.last)))
 
+    def check_goes_on(self, ledger: LedgerRecord) -> None:
+        """Raise StaleBatchError unless all that counted under ``first`` has counted since, in the same form."""
+        forms = [(of.floor, of.keys, of.fields, of.type) for of in (self.first, ledger)]
+        if forms[0] != forms[1] or not goes_on(self.first, ledger):
+            raise self.changed("was reset, rolled back or made anew, or its watermark put back,")
+
     def changed(self, why: str) -> StaleBatchError:
         return StaleBatchError(
             f"state {self.state!r} {why} meanwhile, so nothing is known of the keys that were read. Nothing was "
@@ -346,8 +352,7 @@ class _Comparison:
             behind = False
             for version in self._versions:
                 ledger = complete(version.reads.ledger())
-                if not goes_on(version.first, ledger):
-                    raise version.changed("was reset, rolled back or made anew")
+                version.check_goes_on(ledger)
                 behind = behind or is_behind(ledger, position)
                 if behind_by(offsets_of(ledger), position) == []:
                     version.first = ledger
@@ -363,7 +368,7 @@ class _Comparison:
             pause(_PAUSE)
 
     def _listed(self, version: _Version) -> Iterator[list[StoreKey]]:
-        for page, _ in version.reads.pages(self._page_size):
+        for page, _ in version.reads.pages(version.first, self._page_size):
             yield page if version.codec.blocks is not None else [key for key in page if self._is_asked(key)]
 
     def _is_asked(self, key: StoreKey) -> bool:
@@ -406,15 +411,11 @@ class _Comparison:
         if ledger is version.checked:
             return
         first = version.first
-        if not goes_on(first, ledger):
-            raise version.changed("was reset, rolled back or made anew")
-        if position is not None:
-            if is_behind(ledger, position):
-                raise version.changed("was rolled back")
-        elif self._by_windows:
-            if ledger.operations != first.operations or version.floor(ledger) < version.floor(first):
-                raise version.changed("was corrected, or had keys forgotten or its watermark put back")
-        elif not same_values(first, ledger):
+        version.check_goes_on(ledger)
+        is_corrected = self._by_windows and ledger.operations != first.operations
+        if is_corrected or (position is not None and is_behind(ledger, position)):
+            raise version.changed("was corrected, or had keys forgotten, or was put back")
+        if position is None and not self._by_windows and not same_values(first, ledger):
             raise UsageError(
                 f"the offsets of {self._versions[0].state!r} and {self._versions[1].state!r} cannot be compared, and a "
                 f"batch of {version.state!r} was committed or at work: such states cannot be compared while jobs run. "

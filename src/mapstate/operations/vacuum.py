@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.capabilities import FencedWrites, FilteredWrites, Rewrites, Scan
-from mapstate.errors import FencedError, StaleBatchError, StateNotFoundError, UsageError
+from mapstate.errors import CorruptLedgerError, FencedError, StaleBatchError, StateNotFoundError, UsageError
 from mapstate.findings import DistinctKeys, Unreadable
 from mapstate.keys import StoreKey, contains_none, is_index_key
 from mapstate.maps.change_log import is_of_log, is_removable
@@ -238,7 +238,10 @@ def check_beside(
         try:
             with opened(place if its_place is None else its_place, name) as store:
                 other = read_ledger(store, name)
-        except StateNotFoundError as error:
+        except (StateNotFoundError, CorruptLedgerError) as error:
+            # Where a place has one state, as a set of Aerospike has, the name may lead to this one.
+            if isinstance(error, CorruptLedgerError) and error.found != ledger.state:
+                raise
             if is_gone:
                 continue
             if name not in followers:

@@ -182,6 +182,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     ``dead``          txids below ``last_txid`` that do not count, as inclusive ranges
     ``floor``         records below this txid were reset and read as absent
     ``rewrites``      the number of vacuums begun; each may have purged records
+    ``undone``        how many rollbacks, resets and put back watermarks there were. In the JSON only if any
     ``initial_keys``  the number of keys before the first batch, None if unknown
     ``has_had_ttl``   records may expire, so the number of keys is unknown
     ``ttl``           of the records that the last driver wrote, in seconds; 0 once it was ended; None if unknown
@@ -213,6 +214,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     dead: tuple[tuple[int, int], ...] = ()
     floor: int = 0
     rewrites: int = 0
+    undone: int = 0
     initial_keys: int | None = None
     has_had_ttl: bool = False
     ttl: float | None = None
@@ -290,7 +292,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 
 _encoder = msgspec.json.Encoder()
 _NULLS = b"ttl windows changes rolling seed operations correction taken newest reading".split()
-_ZEROS = b"height forgotten expired".split()
+_ZEROS = b"height forgotten expired undone".split()
 _FLAGS = (b',"followers":[]', b',"is_part":false', b',"seeded":false', b',"kind":"vacuum"')
 _DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), *(b',"%s":0' % name for name in _ZEROS), *_FLAGS)
 

@@ -206,6 +206,7 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             rolling=None if ledger.rolling is None else ledger.rolling.emptied(),
             operations=None,
             correction=None,
+            undone=ledger.undone + 1,
         )
     raise owned_by_another(ledger, opening)
 

@@ -59,6 +59,8 @@ def decode_ledger(data: bytes, state: str) -> LedgerRecord:
             f"the ledger of state {shown(record.state)} in format {record.format} is there, where that of {state!r} in "
             f"format {expected} was expected. Nothing was written. Restore the ledger and the records from one backup.",
             state=state,
+            found=record.state,
+            expected=state,
         )
     flaw = _flaw(record) or _schema_flaw(
         record.serializer, record.type, record.keys, record.fields, record.field_counts

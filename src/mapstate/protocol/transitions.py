@@ -112,14 +112,7 @@ def begin(
     after = msgspec.structs.replace(
         after_failed_attempt(ledger),
         next_txid=next_txid,
-        in_flight=InFlight(
-            txid=txid,
-            epoch=ledger.epoch,
-            batch_id=batch_id,
-            nonce=nonce,
-            at=at,
-            plan=digest,
-        ),
+        in_flight=InFlight(txid=txid, epoch=ledger.epoch, batch_id=batch_id, nonce=nonce, at=at, plan=digest),
         windows=None if ledger.windows is None else ledger.windows.begun(ledger.last_windows()),
         changes=None if ledger.changes is None else ledger.changes.begun(ledger.last_txid),
         rolling=None if ledger.rolling is None else ledger.rolling.begun(ledger.last_windows()),

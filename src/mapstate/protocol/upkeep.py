@@ -326,6 +326,7 @@ def advance(
             ledger,
             last_commit=_put_back(ledger.last_commit, after, to, back_at),
             previous=_put_back(ledger.previous, after, to, back_at),  # which a rollback brings back
+            undone=ledger.undone + 1,
         )
     return msgspec.structs.replace(ledger, windows=after)
 

@@ -68,6 +68,7 @@ def rollback(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord:
         dead=tuple(span for span in ledger.dead if low is not None and span[1] < low),
         owners=ledger.owners | {last.owner: last.batch_id},
         changes=None if ledger.changes is None else ledger.changes.rolled_back(last.txid),
+        undone=ledger.undone + 1,
     )
 
 
@@ -97,6 +98,7 @@ def rollback_last(ledger: LedgerRecord, txid: int | None = None) -> LedgerRecord
         changes=changes,
         operations=operations,
         correction=None,
+        undone=ledger.undone + 1,
         format=format_of(ledger.windows, changes, ledger.rolling, ledger.seed, operations),
     )
 
@@ -282,10 +284,12 @@ def stood_still(txid: int, first: LedgerRecord) -> bool:
 
 
 def goes_on(first: LedgerRecord, now: LedgerRecord) -> bool:
-    """Whether all that counted under the earlier ledger counts, in the same form."""
-    names = ("first_txid", "floor", "keys", "fields", "type")
-    same = all(getattr(first, name) == getattr(now, name) for name in names)
-    return same and now.next_txid >= first.next_txid and first.last_txid is not None and first.last_txid in now.view()
+    """Whether all that counted under the earlier ledger has counted since, and is final where it was.
+
+    A store that was put back is noticed as far as its ledger tells.
+    """
+    is_same = (first.first_txid, first.undone) == (now.first_txid, now.undone) and first.next_txid <= now.next_txid
+    return is_same and (first.last_txid is None or first.last_txid in now.view())
 
 
 def keeps_absent(first: LedgerRecord, now: LedgerRecord) -> bool:

@@ -175,16 +175,18 @@ class CommittedReads:
         with self.turn:
             return read_reports(self.store, self.state)
 
-    def pages(self, page_size: int, cursor: str | None = None) -> Iterator[tuple[list[StoreKey], str | None]]:
+    def pages(
+        self, ledger: LedgerRecord, page_size: int, cursor: str | None = None
+    ) -> Iterator[tuple[list[StoreKey], str | None]]:
         """List the store's keys from ``cursor`` on, each page with the cursor behind it, None where there is none.
 
-        Without a ``cursor``, which may be empty, no page has one.
+        ``ledger`` is that of the scan's begin. Without a ``cursor``, which may be empty, no page has one.
         Raises UsageError where the store cannot list its keys, or cannot go on from a cursor, and for a cursor of
         another state or of another incarnation of this one.
         """
         store, page_size = self.store, self._names_on(page_size)
         if cursor is not None and isinstance(store, ScansFrom):
-            ledger, place = self.opened().ledger, cursor[_MARK:]
+            place = cursor[_MARK:]
             if cursor and cursor != mark_of(ledger, place) + place:
                 raise UsageError(
                     f"this is no cursor of state {self.state!r}, not a whole one, or of before it was reset, made anew "
@@ -201,19 +203,18 @@ class CommittedReads:
             raise UsageError(f"the store of state {self.state!r} cannot list its keys, so it cannot be scanned")
         return self._in_turn((page, None) for page in record_pages(store, page_size))
 
-    def same_state(self, first: LedgerRecord | None, ledger: LedgerRecord) -> LedgerRecord:
-        """The ``first`` ledger of a scan. Raises StaleBatchError if the state was reset, removed or made anew since."""
-        if first is None or ledger is first:
-            return ledger
+    def check_same_state(self, first: LedgerRecord, ledger: LedgerRecord) -> None:
+        """Raise StaleBatchError if the state was reset, removed or made anew since a scan began with ``first``."""
+        if ledger is first:
+            return
         is_fenced = isinstance(self.store, FencedWrites)  # else a vacuum moves the floor, too
-        is_reset = ledger.floor != first.floor and (is_fenced or ledger.owner != first.owner)
+        is_reset = ledger.floor != first.floor and (is_fenced or ledger.undone != first.undone)
         if is_reset or ledger.first_txid != first.first_txid:
             raise StaleBatchError(
                 f"state {self.state!r} was reset, dropped or made anew while it was scanned. Nothing more was given "
                 "out. Scan it from the start.",
                 state=self.state,
             )
-        return first
 
     def parts(self, most: int) -> list[str]:
         """Divide a listing of the store's keys; see `ScansParts.scan_parts`. One part where the store cannot."""
@@ -223,7 +224,7 @@ class CommittedReads:
     def part(self, part: str, page_size: int) -> Iterator[tuple[list[StoreKey], None]]:
         """List the store's keys of one of `parts`. Errors: see `pages`."""
         if not isinstance(self.store, ScansParts):
-            return ((page, None) for page, _ in self.pages(page_size))
+            return ((page, None) for page, _ in self.pages(self.opened().ledger, page_size))
         return self._in_turn((records_in(page), None) for page in self.store.scan_part(part, self._names_on(page_size)))
 
     def _names_on(self, page_size: int) -> int:

@@ -67,10 +67,14 @@ class CountedKeys(NamedTuple):
 
 
 class KeyCount:
-    """The keys of a scan, and whether their number can be compared with the ledger's."""
+    """The ledger with which a scan began; its keys, and whether their number can be compared with the ledger's.
 
-    def __init__(self, ledger: LedgerRecord, *, comparable: bool) -> None:
+    It ``collects`` keys also where it cannot.
+    """
+
+    def __init__(self, ledger: LedgerRecord, *, comparable: bool, collects: bool = False) -> None:
         self.ledger = ledger
+        self._collects = collects
         self.keys = DistinctKeys()
         self.settled = comparable
         self._contents = ledger.contents()
@@ -90,9 +94,10 @@ class KeyCount:
 
     def add(self, ledger: LedgerRecord, page: list[StoreKey], values: list[Any]) -> None:
         self.verify(ledger)
-        self.keys.update(
-            list(compress(page, [value is not None for value in values])) if contains_none(values) else page
-        )
+        if self._collects or self.held is not None:
+            self.keys.update(
+                list(compress(page, [value is not None for value in values])) if contains_none(values) else page
+            )
 
 
 def check_missing(state: str, counted: CountedKeys) -> None:

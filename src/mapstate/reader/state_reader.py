@@ -108,9 +108,9 @@ class StateReader:
             StoreError: The store failed.
 
         """
-        pages, count, unreadable = self._reads.pages(page_size), self._start_count(), Unreadable(self._state)
-        done = 0
-        for _, texts, _, _ in self._read_pages(pages, unreadable, count):
+        count, unreadable, done = self._start_count(collects=True), Unreadable(self._state), 0
+        pages = self._reads.pages(count.ledger, page_size)
+        for _, texts, _, _ in self._read_pages(pages, count, unreadable):
             done += len(texts)
             if on_page is not None:
                 on_page(done)
@@ -242,9 +242,9 @@ class StateReader:
         return self._pages(page_size, self._asked(columns, at), cursor)
 
     def _pages(self, page_size: int, asked: Asked, cursor: str | None) -> Iterator[ScanPage]:
-        count, cursor = self._start_count(), asked.resumed(cursor)
-        pages = self._reads.pages(page_size, cursor)
-        return self._scanned(pages, count if count.held is not None and not cursor else None, asked, cursor)
+        cursor = asked.resumed(cursor)
+        count = self._start_count(is_whole=not cursor)
+        return self._scanned(self._reads.pages(count.ledger, page_size, cursor), count, asked, cursor)
 
     def watermark(self) -> Watermark:
         """How far the windows of the state are, as of its last batch. One small read.
@@ -309,7 +309,7 @@ class StateReader:
         names = None if asked.columns is None else [*(key.name for key in opened.keys.fields), *asked.columns]
         made = Columns(opened.keys.fields, opened.chosen(asked.columns), names)
         count = self._start_count()
-        pages = self._found(self._reads.pages(page_size), count if count.held is not None else None, asked, made=made)
+        pages = self._found(self._reads.pages(count.ledger, page_size), count, asked, made=made)
         return made.table(made.batches(page[1:4] for page in pages))
 
     def parts(self, most: int) -> list[str]:
@@ -335,7 +335,8 @@ class StateReader:
         anew. The number of keys is not compared with the ledger's. ``made`` is for `Columns.batches`.
         """
         asked = self._ask(at=at, columns=columns)
-        return (page[1:4] for page in self._found(self._reads.part(part, page_size), None, asked, made=made))
+        count = self._start_count(is_whole=False)
+        return (page[1:4] for page in self._found(self._reads.part(part, page_size), count, asked, made=made))
 
     def position(self) -> Position:
         """How far the state is, for `changed_keys`. One small read. Raises the errors of `changed_keys`."""
@@ -401,7 +402,7 @@ class StateReader:
             check_columns(self._state, asked.columns, opened.columns)
 
     def _scanned(
-        self, pages: Iterator[Listed], count: KeyCount | None, asked: Asked, cursor: str | None
+        self, pages: Iterator[Listed], count: KeyCount, asked: Asked, cursor: str | None
     ) -> Iterator[ScanPage]:
         unreadable = Unreadable(self._state)
         for opened, fields, keys, values, ends, behind in self._found(pages, count, asked, cursor, unreadable):
@@ -413,7 +414,7 @@ class StateReader:
     def _found(
         self,
         pages: Iterator[Listed],
-        count: KeyCount | None,
+        count: KeyCount,
         asked: Asked,
         cursor: str | None = None,
         unreadable: Unreadable | None = None,
@@ -422,7 +423,7 @@ class StateReader:
     ) -> Iterator[tuple[Opened, Fields, Any, Any, Ends | None, str | None]]:
         """The keys of each page that are there, and their values; or None and a batch as ``made``. Errors: `scan`."""
         unreadable = unreadable or Unreadable(self._state)
-        for opened, texts, values, behind in self._read_pages(pages, unreadable, count, cursor):
+        for opened, texts, values, behind in self._read_pages(pages, count, unreadable, cursor):
             ends = self._reads.ends(opened.ledger, asked, len(texts))
             asked.keep_end(ends)
             blocks = opened.codec.blocks
@@ -442,15 +443,13 @@ class StateReader:
         self._reads.check_scanned()
         if unreadable.count:
             raise unreadable.error()
-        if count is not None:
-            check_missing(self._state, self._counted(count))
+        check_missing(self._state, self._counted(count))
 
     def _read_pages(
-        self, pages: Iterator[Listed], unreadable: Unreadable, count: KeyCount | None, cursor: str | None = None
+        self, pages: Iterator[Listed], count: KeyCount, unreadable: Unreadable, cursor: str | None = None
     ) -> Iterator[tuple[Opened, list[StoreKey], list[Any], str | None]]:
         """The values of each page, or its blocks, which ``count`` and ``unreadable`` note, and the cursor behind it."""
-        first = self._reads.opened(newest=cursor is None).ledger  # else by which the cursor was verified
-        pauses, room = iter(PAUSES), Room(measured_fields(first), most_bytes=_PAGE_BYTES)
+        pauses, room = iter(PAUSES), Room(measured_fields(count.ledger), most_bytes=_PAGE_BYTES)
         for page, behind in unreadable.listed(pages):
             left = len(page)
             for part in room.parts(page):
@@ -460,7 +459,7 @@ class StateReader:
                 if read is None:
                     continue
                 opened, values = read
-                first = self._reads.same_state(first, opened.ledger)
+                self._reads.check_same_state(count.ledger, opened.ledger)
                 values = self._reads.without_gone(opened.ledger, texts, values)
                 if opened.codec.blocks is not None:
                     there = [(name, block) for name, block in zip(texts, values, strict=True) if block is not None]
@@ -468,14 +467,14 @@ class StateReader:
                         text for name, block in there for text in opened.codec.blocks.with_pane(name, block.texts())
                     ]
                     values = [block for _, block in there]
-                if count is not None:
-                    count.add(opened.ledger, texts, values)
+                count.add(opened.ledger, texts, values)
                 yield opened, texts, values, None if behind is None else cursor
-        self._reads.same_state(first, self._reads.opened(newest=True).ledger)
+        self._reads.check_same_state(count.ledger, self._reads.opened(newest=True).ledger)
 
-    def _start_count(self) -> KeyCount:
-        """Start before the store lists its keys, because the ledger counts keys of that moment."""
-        return KeyCount(self._reads.opened(newest=True).ledger, comparable=self._reads.compares)
+    def _start_count(self, *, is_whole: bool = True, collects: bool = False) -> KeyCount:
+        """Begin a scan before the store lists its keys: the ledger is that of what is read, and counts its keys."""
+        ledger = self._reads.opened(newest=True).ledger
+        return KeyCount(ledger, comparable=is_whole and self._reads.compares, collects=collects)
 
     def _counted(self, count: KeyCount) -> CountedKeys:
         number = len(count.keys)

@@ -21,6 +21,7 @@ from mapstate.keys import Key, KeyCodec, StoreKey
 from mapstate.maps.pane_index import PaneKeys, PanePages, batched, index_codec, index_lost, key_pages, slices
 from mapstate.protocol.ledger_record import LedgerRecord
 from mapstate.protocol.sessions import FIRST, LAST, piece_of, sessions_of
+from mapstate.protocol.ways_back import goes_on
 from mapstate.protocol.windows import NEVER, WindowsRecord
 from mapstate.reader.committed import CommittedReads, Opened
 from mapstate.reader.times import Time, Watermark, clamped, number_of_caller, shown_time, watermark_of
@@ -231,7 +232,7 @@ class WindowReads:
     def _ensure_kept(self, ledger: LedgerRecord, end: int) -> None:
         """Raise where the window is gone, or where this ledger of the read does not count what the one before did."""
         seen = self._seen or ledger
-        self._reads.same_state(seen, ledger)
+        self._reads.check_same_state(seen, ledger)
         windows = self._record(ledger)
         if end <= windows.purged:
             kind = self._time_type(ledger)
@@ -241,9 +242,7 @@ class WindowReads:
                 "keeps them longer. See docs/windows.md#reading-windows",
                 state=self._reads.state,
             )
-        is_open_again = self._reads.final_mark(ledger) < end <= self._reads.final_mark(seen)
-        is_undone = seen.last_txid is not None and seen.last_txid not in ledger.view()
-        if is_open_again or is_undone or ledger.operations != seen.operations:
+        if not goes_on(seen, ledger) or ledger.operations != seen.operations:
             raise StaleBatchError(
                 f"a batch of state {self._reads.state!r} was rolled back or planned anew, its watermark put back, or "
                 "the state was corrected or made to forget a key, while a window was read. Read the window again.",
