@@ -208,6 +208,37 @@ def test_a_state_that_is_reset_or_rolled_back_meanwhile_is_an_error(url, monkeyp
         compare(url, "v.2", "v.4")
 
 
+@pytest.mark.parametrize("how", ["reset", "a field"])
+def test_a_version_that_is_another_one_at_the_second_pass_is_an_error(url, monkeypatch, how):
+    old, new = Version(url, state="v"), Version(url, state="v.2")
+    for job in (old, new):
+        job.batch_to(5, a=1, b=2)
+    on_read(monkeypatch, 1, lambda: (old.batch_to(6, b=3), new.batch_to(6, b=3)))
+    compared = operation._Comparison._compare
+
+    def changed(*args: Any) -> None:
+        compared(*args)
+        if how == "reset":
+            Version(url, state="v.2", owner="another", on_new_owner="reset").batch_to(7, a=9)
+        else:
+            both = (Field("n", "Sum(n)", "bigint"), Field("m", "Max(n)", "bigint"))
+            Version(url, state="v.2", fields=both).batch_to(7, b=(3, 1))
+        old.batch_to(7, c=1)
+
+    monkeypatch.setattr(operation._Comparison, "_compare", changed)
+    with pytest.raises(StaleBatchError, match=r"'v\.2' was reset, rolled back, made anew or given a field"):
+        compare(url, "v", "v.2")
+
+
+def test_a_field_that_is_added_and_written_while_it_is_read_is_an_error(url, monkeypatch):
+    for state in ("v", "v.2"):
+        Version(url, state=state).batch_to(5, a=1, b=2)
+    both = (Field("n", "Sum(n)", "bigint"), Field("m", "Max(n)", "bigint"))
+    on_read(monkeypatch, 2, lambda: Version(url, state="v.2", fields=both).batch_to(6, b=(3, 1)))
+    with pytest.raises(StaleBatchError, match="given a field"):
+        compare(url, "v", "v.2")
+
+
 def test_offsets_that_cannot_be_compared_are_only_so_while_nothing_is_committed(url, monkeypatch):
     jobs = [Job(url, state=name, owner=f"query of {name}") for name in ("v", "v.2")]
     for job in jobs:

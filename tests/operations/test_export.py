@@ -34,6 +34,7 @@ from mapstate.errors import (
     UsageError,
 )
 from mapstate.operations.export import export
+from mapstate.protocol.ledger import Ledger
 from mapstate.schema import Field, KeyField
 
 MANY = {f"key-{at:05}": at for at in range(5000)}
@@ -342,6 +343,22 @@ def test_an_interrupted_export_begins_anew_where_the_store_was_put_back_and_went
     done = export(url, "s", tmp_path / "x.jsonl", FORMATS["jsonl"])
     assert (done.resumed, done.is_one_batch) == (0, True)
     assert rows_of(tmp_path / "x.jsonl") == contents(url) == dict.fromkeys(MANY, -2)
+
+
+def test_an_export_over_a_batch_that_was_taken_back_is_of_no_one_batch(tmp_path):
+    url = f"memory://{tmp_path.name}"
+    job = Job(url)
+    job.batch(**MANY)
+
+    def page(keys: int) -> None:
+        if keys == 500:
+            job.batch(**dict.fromkeys(MANY, -1))
+        if keys == 1000:
+            Ledger(job.store, "s").rollback()
+
+    done = export(url, "s", tmp_path / "x.jsonl", FORMATS["jsonl"], page_size=500, on_page=page)
+    assert not done.is_one_batch
+    assert (done.first.last_commit, done.first.undone) == (done.last.last_commit, done.last.undone - 1)
 
 
 def test_after_a_batch_an_interrupted_export_of_another_store_goes_on_and_says_so(tmp_path):

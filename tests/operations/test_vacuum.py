@@ -12,8 +12,9 @@ from mapstate import open_reader
 from mapstate.backends import resolve
 from mapstate.backends.memory import MemoryStore
 from mapstate.backends.redis.store import RedisStore
-from mapstate.capabilities import FencedWrites, Rewrites
+from mapstate.capabilities import FencedWrites, FenceToken, Rewrites
 from mapstate.errors import (
+    CorruptLedgerError,
     CorruptRecordError,
     FencedError,
     LedgerLostError,
@@ -497,6 +498,10 @@ def test_the_set_of_a_url_that_has_this_state_has_no_follower(stand_in):
     job.attempt(orphan=1)
     with pytest.raises(UsageError, match="followed by 'second', which is not in its store"):
         vacuum(backend, "s", take_over=True)
+    store: Any = stand_in.backend(set="another").open("second")
+    assert store.swap(b"{", None, FenceToken(1, 1, closed=True)) is not None
+    with pytest.raises(CorruptLedgerError, match="'second' cannot be read"):
+        vacuum(backend, "s", beside=[(stand_in.backend(set="another"), "second")], take_over=True)
     assert vacuum(backend, "s", beside=[(None, "second")], take_over=True).txid is not None
 
 

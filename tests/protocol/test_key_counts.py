@@ -34,6 +34,7 @@ from mapstate.protocol.transitions import begin, commit
 from mapstate.protocol.upkeep import begin_operator, commit_correction, commit_vacuum
 from mapstate.protocol.upkeep import recount as recounted
 from mapstate.protocol.ways_back import rollback, rollback_last
+from mapstate.reader.committed import CommittedReads
 from mapstate.schema import Field, KeyField
 
 # The arithmetic, as of the ledger alone
@@ -174,14 +175,14 @@ def test_after_a_recount_the_rollback_of_a_correction_leaves_the_number_unknown(
 def test_the_first_fields_are_those_that_no_record_lacks():
     one, two, three = ((Field(name, "Count", "bigint")) for name in "nmo")
     ledger = opened(opened(fields=(one,)), fields=(one, two))
-    assert ledger.first_fields(fenced=True) == {"n", "m"}, "nothing was counted before"
+    assert ledger.first_fields() == {"n", "m"}, "nothing was counted before"
     ledger = opened(done(ledger, 1), fields=(one, two, three))
-    assert ledger.first_fields(fenced=True) == {"n", "m"}
+    assert ledger.first_fields() == {"n", "m"}
     unfenced = vacuumed(ledger, 1, fenced=False)
     assert unfenced.floor > ledger.floor
-    assert unfenced.first_fields(fenced=False) == {"n", "m"}, "what a vacuum has rewritten"
+    assert unfenced.first_fields() == {"n", "m"}, "what a vacuum has rewritten"
     reset = opened(done(ledger, 1), fields=(one, two, three), owner="other", on_new_owner="reset")
-    assert reset.first_fields(fenced=True) == {"n", "m", "o"}
+    assert reset.first_fields() == {"n", "m", "o"}
 
 
 def test_keys_are_counted_once_each():
@@ -472,7 +473,7 @@ def test_a_scan_from_a_cursor_knows_where_it_began_whatever_else_its_reader_read
             next(pages)
 
 
-def test_a_scan_without_a_fence_notices_a_reset_there_and_back_and_no_vacuum(stand_in):
+def test_a_scan_without_a_fence_notices_a_reset_there_and_back_and_nothing_else(stand_in):
     backend = stand_in.backend()
     Job(backend).batch(**names(30))
     with open_reader(backend, "s") as reader:
@@ -482,12 +483,34 @@ def test_a_scan_without_a_fence_notices_a_reset_there_and_back_and_no_vacuum(sta
         other.attempt(orphan=1)
         assert vacuum(backend, "s", take_over=True).txid is not None
         assert sum(1 for _ in pages) == 29
+        other.ledger.ledgers.open()
+        other.batch(**names(30))
+        pages = reader.scan(page_size=3)
+        assert next(pages)
+        Ledger(other.store, "s").rollback()
+        assert vacuum(backend, "s").txid is not None
+        assert sum(1 for _ in pages) == 29
         pages = reader.scan(page_size=3)
         assert next(pages)
         for owner in ("q", "other"):
             Job(backend, owner=owner, on_new_owner="reset").batch(**names(30))
         with pytest.raises(StaleBatchError, match="was reset"):
             list(pages)
+
+
+def test_a_table_has_the_columns_of_the_ledger_with_which_it_was_begun(url, monkeypatch):
+    Job(url).batch(a=1, b=2)
+    pages = CommittedReads.pages
+
+    def made_anew(*args: Any) -> Any:
+        drop(url, "s")
+        monkeypatch.setattr("states.START", 2 * START)
+        Job(url, fields=(Field("m", "Sum(m)", "bigint"),)).batch(a=10, b=20)
+        return pages(*args)
+
+    monkeypatch.setattr(CommittedReads, "pages", made_anew)
+    with open_reader(url, "s") as reader, pytest.raises(StaleBatchError, match="was reset, dropped or made anew"):
+        reader.to_arrow()
 
 
 def test_a_scan_goes_on_where_another_query_takes_the_state_over(url):

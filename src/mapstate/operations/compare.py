@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from mapstate import errors
 from mapstate.backends import opened
 from mapstate.backing_map import Backend
 from mapstate.errors import MapStateError, StaleBatchError, StoreError, StoreFullError, UsageError, check_range, cut
@@ -182,14 +183,12 @@ class _Version:
     """One of the two states.
 
     ``first``    the ledger from which on its records have to stand still
-    ``checked``  the ledger of the last read in this pass
     ``last``     the ledger after all reads of a pass
     """
 
     def __init__(self, store: Any, state: str) -> None:
         self.state, self.reads = state, CommittedReads(store, state, "committed", {})
         self.first = self.last = ledger = complete(self.reads.ledger())
-        self.checked: LedgerRecord | None = None
         if ledger.rolling is not None or ledger.has_had_ttl:
             kind = "a ttl, so keys go by the clock" if ledger.has_had_ttl else "rolling windows"
             raise UsageError(f"state {state!r} has {kind}: it cannot be compared. Nothing was read.")
@@ -216,7 +215,11 @@ class _Version:
         """
         blocks, texts = self.codec.blocks, names
         places = {} if blocks is None or is_listing else blocks.places_of(texts)
-        opened_as, values = self.reads.read([*places] or names, None, self.room, self.codec)
+        try:
+            opened_as, values = self.reads.read([*places] or names, None, self.room, self.codec)
+        except errors.CorruptRecordError:
+            self.still(self.reads.ledger())  # a record may have a field that was added meanwhile
+            raise
         records = self.codec.records
         if places:
             of_key = {i: record for record, of in zip(records, places.values(), strict=True) for i in of}
@@ -244,11 +247,12 @@ class _Version:
         start = number_of(self.keys.decode(key)[0])
         return bool(windows.is_expired(start, self.reads.last_windows(self.last)))
 
-    def check_goes_on(self, ledger: LedgerRecord) -> None:
-        """Raise StaleBatchError unless all that counted under ``first`` has counted since, in the same form."""
-        forms = [(of.floor, of.keys, of.fields, of.type) for of in (self.first, ledger)]
+    def still(self, ledger: LedgerRecord) -> LedgerRecord:
+        """Return the ledger. StaleBatchError unless all that counted under ``first`` has counted since, likewise."""
+        forms = [(of.keys, of.fields, of.type) for of in (self.first, ledger)]
         if forms[0] != forms[1] or not goes_on(self.first, ledger):
-            raise self.changed("was reset, rolled back or made anew, or its watermark put back,")
+            raise self.changed("was reset, rolled back, made anew or given a field, or its watermark put back,")
+        return ledger
 
     def changed(self, why: str) -> StaleBatchError:
         return StaleBatchError(
@@ -320,8 +324,6 @@ class _Comparison:
             position = self._waited(wait) if how == "offsets" else None
             positions += [] if position is None else [position]
             self._db.execute("BEGIN")
-            for version in self._versions:
-                version.checked = None
             for which, version in enumerate(self._versions):
                 self._read(which, version, self._listed(version) if done == 1 else None, position)
             self._db.execute("DELETE FROM moving")
@@ -344,15 +346,14 @@ class _Comparison:
         """
         end = time.monotonic() + wait
         for version in self._versions:
-            version.first = complete(version.reads.ledger())
+            version.first = version.still(complete(version.reads.ledger()))
         position = further(*(offsets_of(version.first) for version in self._versions))
         if position is None:
             raise self._versions[0].changed("got another source")
         while True:
             behind = False
             for version in self._versions:
-                ledger = complete(version.reads.ledger())
-                version.check_goes_on(ledger)
+                ledger = version.still(complete(version.reads.ledger()))
                 behind = behind or is_behind(ledger, position)
                 if behind_by(offsets_of(ledger), position) == []:
                     version.first = ledger
@@ -408,10 +409,8 @@ class _Comparison:
 
     def _check(self, version: _Version, ledger: LedgerRecord, position: str | None) -> None:
         """Raise an error unless what was read under a ledger tells what it was at the position."""
-        if ledger is version.checked:
-            return
         first = version.first
-        version.check_goes_on(ledger)
+        version.still(ledger)
         is_corrected = self._by_windows and ledger.operations != first.operations
         if is_corrected or (position is not None and is_behind(ledger, position)):
             raise version.changed("was corrected, or had keys forgotten, or was put back")
@@ -421,7 +420,6 @@ class _Comparison:
                 f"batch of {version.state!r} was committed or at work: such states cannot be compared while jobs run. "
                 "Nothing was written. Stop both jobs at the same end of their source."
             )
-        version.checked = ledger
 
     def _is_sure(self, version: _Version, position: str | None, *, is_listing: bool) -> bool:
         """Whether a key that was not found had no value all the time, by the ledger after all reads.

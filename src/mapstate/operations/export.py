@@ -196,7 +196,8 @@ def _read_all(
 def same_values(before: LedgerRecord, after: LedgerRecord) -> bool:
     """Whether all that was read between the two ledgers is as of one batch."""
     at_work = before.type != "opaque" and (before.in_flight is not None or after.in_flight is not None)
-    return not at_work and before.contents() == after.contents()
+    is_same = before.contents() == after.contents() and before.undone == after.undone
+    return is_same and not at_work
 
 
 def check_replaceable(path: Path) -> None:
@@ -400,5 +401,5 @@ def _row_type(name: str) -> Any:
 
 def _same_state(before: LedgerRecord, now: LedgerRecord) -> bool:
     """Whether keys that were read under the one ledger belong to the state of the other, in the same columns."""
-    names = ("first_txid", "floor", "keys", "fields")
+    names = ("first_txid", "reset_txid", "keys", "fields")
     return all(getattr(before, name) == getattr(now, name) for name in names)

@@ -240,7 +240,7 @@ def check_beside(
                 other = read_ledger(store, name)
         except (StateNotFoundError, CorruptLedgerError) as error:
             # Where a place has one state, as a set of Aerospike has, the name may lead to this one.
-            if isinstance(error, CorruptLedgerError) and error.found != ledger.state:
+            if isinstance(error, CorruptLedgerError) and error.facts.get("found") != ledger.state:
                 raise
             if is_gone:
                 continue

@@ -182,7 +182,8 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     ``dead``          txids below ``last_txid`` that do not count, as inclusive ranges
     ``floor``         records below this txid were reset and read as absent
     ``rewrites``      the number of vacuums begun; each may have purged records
-    ``undone``        how many rollbacks, resets and put back watermarks there were. In the JSON only if any
+    ``reset_txid``    where the txids of the last reset, or of a seed, start. In the JSON only if there was one
+    ``undone``        how many rollbacks and put back watermarks there were. In the JSON only if any
     ``initial_keys``  the number of keys before the first batch, None if unknown
     ``has_had_ttl``   records may expire, so the number of keys is unknown
     ``ttl``           of the records that the last driver wrote, in seconds; 0 once it was ended; None if unknown
@@ -214,6 +215,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     dead: tuple[tuple[int, int], ...] = ()
     floor: int = 0
     rewrites: int = 0
+    reset_txid: int = 0
     undone: int = 0
     initial_keys: int | None = None
     has_had_ttl: bool = False
@@ -268,12 +270,9 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
         purged, last = None if self.windows is None else self.windows.purged, self.last_commit
         return self.first_txid, self.floor, self.last_txid, last and last.at, self.dead, self.rewrites, purged
 
-    def first_fields(self, *, fenced: bool) -> set[str]:
-        """The names of the fields that the state had when it began to count, or when it was reset.
-
-        Without a fence a vacuum, too, moves ``floor``, so the fields of a reset are taken for later ones.
-        """
-        start = max(self.first_txid, self.floor if fenced else 0)
+    def first_fields(self) -> set[str]:
+        """The names of the fields that the state had when it began to count, or when it was reset."""
+        start = max(self.first_txid, self.reset_txid)
         count = max((n for txid, n in self.field_counts if txid <= start), default=0)
         return {field.name for field in self.fields[:count]}
 
@@ -292,7 +291,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
 
 _encoder = msgspec.json.Encoder()
 _NULLS = b"ttl windows changes rolling seed operations correction taken newest reading".split()
-_ZEROS = b"height forgotten expired undone".split()
+_ZEROS = b"height forgotten expired reset_txid undone".split()
 _FLAGS = (b',"followers":[]', b',"is_part":false', b',"seeded":false', b',"kind":"vacuum"')
 _DEFAULTS = (*(b',"%s":null' % name for name in _NULLS), *(b',"%s":0' % name for name in _ZEROS), *_FLAGS)
 

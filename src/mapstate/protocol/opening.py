@@ -193,6 +193,7 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             owners=owners,
             in_flight=None,
             floor=ledger.next_txid,
+            reset_txid=ledger.next_txid,
             last_txid=None,
             last_commit=None,
             previous=None,
@@ -206,7 +207,6 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
             rolling=None if ledger.rolling is None else ledger.rolling.emptied(),
             operations=None,
             correction=None,
-            undone=ledger.undone + 1,
         )
     raise owned_by_another(ledger, opening)
 

@@ -127,6 +127,7 @@ def _anew(ledger: LedgerRecord, seed: SeedRecord) -> LedgerRecord:
         seed=seed,
         format=FORMAT_WITH_SEED,
         floor=ledger.next_txid,
+        reset_txid=ledger.next_txid,
         last_txid=None,
         in_flight=None,
         dead=(),

@@ -83,6 +83,7 @@ def _flaw(record: LedgerRecord) -> str | None:
     last, attempt, next_txid = record.last_txid, record.in_flight, record.next_txid
     commits = [commit for commit in (record.last_commit, record.previous) if commit is not None]
     numbers = [record.epoch, record.first_txid, next_txid, record.floor, record.rewrites, record.operations or 0]
+    numbers += [record.reset_txid, record.undone]
     numbers += record.owners.values()
     numbers += [number for commit in commits for number in (commit.txid, commit.batch_id)]
     numbers += [] if attempt is None else [attempt.txid, attempt.epoch, attempt.batch_id or 0]

@@ -288,8 +288,12 @@ def goes_on(first: LedgerRecord, now: LedgerRecord) -> bool:
 
     A store that was put back is noticed as far as its ledger tells.
     """
-    is_same = (first.first_txid, first.undone) == (now.first_txid, now.undone) and first.next_txid <= now.next_txid
-    return is_same and (first.last_txid is None or first.last_txid in now.view())
+    marks = [(of.first_txid, of.reset_txid, of.undone) for of in (first, now)]
+    return (
+        marks[0] == marks[1]
+        and first.next_txid <= now.next_txid
+        and (first.last_txid is None or first.last_txid in now.view())
+    )
 
 
 def keeps_absent(first: LedgerRecord, now: LedgerRecord) -> bool:

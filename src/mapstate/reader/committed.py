@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from mapstate.aggregators.aggregator import Aggregator
 from mapstate.aggregators.fields import Fields
-from mapstate.capabilities import FencedWrites, LedgerReads, Scan, close_if_possible
+from mapstate.capabilities import LedgerReads, Scan, close_if_possible
 from mapstate.errors import (
     ConfigurationError,
     CorruptRecordError,
@@ -207,9 +207,7 @@ class CommittedReads:
         """Raise StaleBatchError if the state was reset, removed or made anew since a scan began with ``first``."""
         if ledger is first:
             return
-        is_fenced = isinstance(self.store, FencedWrites)  # else a vacuum moves the floor, too
-        is_reset = ledger.floor != first.floor and (is_fenced or ledger.undone != first.undone)
-        if is_reset or ledger.first_txid != first.first_txid:
+        if (first.first_txid, first.reset_txid) != (ledger.first_txid, ledger.reset_txid):
             raise StaleBatchError(
                 f"state {self.state!r} was reset, dropped or made anew while it was scanned. Nothing more was given "
                 "out. Scan it from the start.",
@@ -479,5 +477,5 @@ def not_open(state: str) -> UsageError:
 
 def mark_of(ledger: LedgerRecord, place: str = "") -> str:
     """What names of commits begin with, and cursors: another for another state, owner, incarnation, or place."""
-    named = f"{ledger.state} {ledger.owner} {ledger.first_txid} {ledger.floor}{place and f' {place}'}"
+    named = f"{ledger.state} {ledger.owner} {ledger.first_txid} {ledger.reset_txid}{place and f' {place}'}"
     return blake2b(named.encode(), digest_size=_MARK // 2).hexdigest()

@@ -308,7 +308,7 @@ class StateReader:
         opened = self._reads.opened(newest=True)
         names = None if asked.columns is None else [*(key.name for key in opened.keys.fields), *asked.columns]
         made = Columns(opened.keys.fields, opened.chosen(asked.columns), names)
-        count = self._start_count()
+        count = self._start_count(opened)
         pages = self._found(self._reads.pages(count.ledger, page_size), count, asked, made=made)
         return made.table(made.batches(page[1:4] for page in pages))
 
@@ -471,9 +471,9 @@ class StateReader:
                 yield opened, texts, values, None if behind is None else cursor
         self._reads.check_same_state(count.ledger, self._reads.opened(newest=True).ledger)
 
-    def _start_count(self, *, is_whole: bool = True, collects: bool = False) -> KeyCount:
+    def _start_count(self, opened: Opened | None = None, *, is_whole: bool = True, collects: bool = False) -> KeyCount:
         """Begin a scan before the store lists its keys: the ledger is that of what is read, and counts its keys."""
-        ledger = self._reads.opened(newest=True).ledger
+        ledger = (opened or self._reads.opened(newest=True)).ledger
         return KeyCount(ledger, comparable=is_whole and self._reads.compares, collects=collects)
 
     def _counted(self, count: KeyCount) -> CountedKeys:

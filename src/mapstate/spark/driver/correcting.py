@@ -21,7 +21,6 @@ from mapstate.aggregators.recounted import PRESENT
 from mapstate.aggregators.retraction import SIGN, correctable
 from mapstate.backends import opened
 from mapstate.backing_map import close_if_possible
-from mapstate.capabilities import FencedWrites
 from mapstate.errors import ConfigurationError, FencedError, MapStateError, UsageError
 from mapstate.keys import StoreKey
 from mapstate.maps.operator_list import ListEntry, check_id, of_kind, read_list, write_entries
@@ -221,7 +220,7 @@ def _corrected(
     for part in lacking:
         job = part.branch.job
         if retract is not None:
-            first = part.seen.first_fields(fenced=isinstance(part.store, FencedWrites))
+            first = part.seen.first_fields()
             job = replace(job, aggregators=correctable(job.aggregators, first), columns={**job.columns, SIGN: "int"})
         part.declare(job)
     for part in lacking:
