@@ -32,8 +32,6 @@ class Drivers:
             yield from self._close_fence(state, at, driver)
         elif driver.phase == "committed":
             query, batch = driver.query, driver.batch
-            if state.counted[query] <= batch and not state.used.rollbacks + state.used.losses:
-                raise ViolationError(f"Spark goes on behind batch {batch} of query {query}, which does not count")
             checkpoints = with_item(state.checkpoints, query, max(state.checkpoints[query], batch + 1))
             yield (
                 (f"driver {at}", "Spark's own commit of batch", batch),
@@ -64,9 +62,10 @@ class Drivers:
         yield from self._begun(state, at, driver, answer, label)
 
     def _owned(self, state: State, query: int, policy: str) -> State:
-        """The audit of an opening: a reset by a new owner starts empty."""
+        """The audit of an opening: a reset by a new owner starts empty, and no batch of any query counts."""
         if state.owner not in (None, query) and policy == "reset":
-            state = state._replace(truth=(None,) * self.world.keys, history=())
+            nothing = (None,) * self.world.keys
+            state = state._replace(truth=nothing, history=(), counted=(0,) * self.world.queries)
             if self.protocol.reset_deletes:
                 state = state._replace(records=(None,) * self.world.keys)
         return state._replace(owner=query)
@@ -85,6 +84,9 @@ class Drivers:
         number = answer if isinstance(answer, int) else answer.ledger
         claims = state.claims if world.store != "fenced" or number == state.ledger else ()
         if isinstance(answer, int):
+            if state.counted[driver.query] <= driver.batch and not used.rollbacks + used.losses:
+                batch = f"batch {driver.batch} of query {driver.query}"
+                raise ViolationError(f"Spark goes on behind {batch}, which does not count")
             after = state._replace(ledger=number, claims=claims)
             yield (*label, "committed already"), after.with_driver(at, driver._replace(phase="committed", reports=()))
             return

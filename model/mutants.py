@@ -224,6 +224,14 @@ class _ResetDeletes(Protocol):
         return msgspec.structs.replace(super().opened(ledger, opening), floor=0)
 
 
+class _ResetKeepsTheNumbersOfOwners(Protocol):
+    """A query that comes back has its number from before the reset: its batch counts already, they say."""
+
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
+        after = super().opened(ledger, opening)
+        return after if ledger is None else msgspec.structs.replace(after, owners=after.owners | ledger.owners)
+
+
 class _RemovedKeysAreDeleted(Protocol):
     def stored(self, record: Record) -> Record | None:
         return None if record[1] is None else record
@@ -881,6 +889,12 @@ MUTANTS: tuple[Mutant, ...] = (
         _ResetDeletes,
         World(name="a second query resets", drivers=((0, "refuse"), (1, "reset")), reads=1),
         "a reader found",
+    ),
+    Mutant(
+        "a reset that keeps the numbers of owners",
+        _ResetKeepsTheNumbersOfOwners,
+        World(name="reset and back again", drivers=((0, "refuse"), (1, "reset"), (0, "reset"))),
+        "does not count",
     ),
     Mutant("a removed key deleted", _RemovedKeysAreDeleted, World(name="removals", plans=((1,), (2,)))),
     Mutant("redo of a committed batch", _RedoOfACommittedBatch, _RESTARTED, "is committed where"),

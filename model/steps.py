@@ -86,12 +86,12 @@ class Steps:
             raise ViolationError(why)
 
     def _refuses(self, state: State, query: int) -> str | None:
-        batch = state.checkpoints[query]
-        if batch >= self.world.batches or batch > state.counted[query]:
-            return None  # behind a rollback the checkpoint has to be rewound
+        batch, place = state.checkpoints[query], len(self.world.drivers)
+        resets = state.owner not in (None, query) and self.world.policy(place, query) == "reset"
+        if batch >= self.world.batches or batch > (0 if resets else state.counted[query]):
+            return None  # behind a rollback the checkpoint has to be rewound; with a reset it has to be a new one
         alone = Steps(_unlimited(self.world), self.protocol)
         gone = tuple(driver.gone() for driver in state.drivers)
-        place = len(self.world.drivers)
         gone += (Driver(0, "gone", 0),) * (place - len(gone))
         now = state._replace(
             drivers=(*gone, Driver(query, "start", batch)),

@@ -206,6 +206,7 @@ LARGE: tuple[World | Together | Replans | Following | Forgetting | Correcting | 
         plans=_BOTH_OR_ONE,
     ),
     World(name="reset and back again, with a reader", drivers=((0, "refuse"), (1, "reset"), (0, "reset")), reads=1),
+    World(name="a reset, and the first query adopts", drivers=((0, "refuse"), (1, "reset"), (0, "adopt"))),
     World(
         name="reset, two keys",
         partitions=_TWO_KEYS,

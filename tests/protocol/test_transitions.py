@@ -134,7 +134,7 @@ def test_an_owner_whose_first_batch_failed_leaves_the_state_to_another(kind, pol
     ledger = give_up(ledger, "session-1")
     assert ledger.fence().closed
     after = opened(kind, ledger=ledger, owner="query-2", session="session-2", on_new_owner=policy)
-    assert (after.owner, after.owners, after.in_flight) == ("query-2", {"query-1": 0, "query-2": 0}, None)
+    assert (after.owner, after.owners, after.in_flight) == ("query-2", {"query-2": 0}, None)
     assert after.floor == left.txid + 1
     after = committed(after, 0)
     record = OpaqueValue(left.txid, 1, None)
@@ -162,10 +162,9 @@ def test_a_non_transactional_owner_whose_first_batch_failed_keeps_what_it_may_ha
         opened("non-transactional", ledger=give_up(ledger, "session-1"), owner="query-2")
 
 
-def test_an_owner_does_not_yield_where_an_owner_before_it_has_committed():
-    """The earlier owner's checkpoint already has batches: it would go on above nothing."""
+def test_a_ledger_of_010_that_was_reset_does_not_yield_to_an_owner_before():
     ledger = opened(ledger=with_batches(2), owner="query-2", on_new_owner="reset")
-    assert ledger.last_txid is None
+    ledger = msgspec.structs.replace(ledger, owners=ledger.owners | {"query-1": 2})
     with pytest.raises(StateOwnershipError, match="nothing committed yet"):
         opened(ledger=ledger)
 
@@ -241,6 +240,23 @@ def test_reset_starts_empty_by_the_floor_and_keeps_the_txids_going(kind):
     after = committed(after, 0)
     assert after.last_txid == START + 3
     assert after.view().values([(START + 1, "old", "older")], after.next_txid) == [None]
+
+
+@pytest.mark.parametrize("how", ["reset", "adopt", "refuse"])
+@pytest.mark.parametrize("of_before", [False, True], ids=["", "a ledger of 0.1.0"])
+def test_a_query_that_comes_back_behind_a_reset_has_counted_nothing(how, of_before):
+    """Its checkpoint is at batch 1: the batch counts no more, and those before it are gone."""
+    ledger = opened(ledger=with_batches(2), owner="query-2", on_new_owner="reset")
+    if of_before and how != "refuse":  # it would not yield
+        ledger = msgspec.structs.replace(ledger, owners={"query-2": 0, "query-1": 2})
+    if how == "reset":
+        ledger = committed(began(ledger, 0)[0], 0)
+    back = opened(ledger=ledger, on_new_owner=how)
+    assert back.last_txid is None
+    for batch_id in (1, 2):
+        with pytest.raises(MissingBatchesError):
+            began(back, batch_id)
+    assert isinstance(began(back, 0)[1], Attempt)
 
 
 def test_reset_of_a_non_transactional_state_is_refused():
@@ -672,8 +688,10 @@ class Ledgers(RuleBasedStateMachine):
         self.due.setdefault(owner, 0)
         yielded = not self.counts and self.ledger.floor == self.ledger.next_txid
         if not same and (how == "reset" or yielded):
-            self.attempts, self.counts = {}, set()
+            self.attempts, self.counts, self.due = {}, set(), {owner: 0}
             assert self.ledger.floor == self.ledger.next_txid
+        elif not same and not self.counts:
+            self.due[owner] = 0
 
     @rule(step=st.integers(-2, 2), gap=st.sampled_from(["refuse", "accept"]), old=st.booleans())
     def begin(self, step, gap, old):

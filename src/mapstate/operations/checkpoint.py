@@ -155,7 +155,7 @@ def _query_id(folder: Folder) -> str:
 def _due(ledger: LedgerRecord, query_id: str) -> int:
     """The batch that the query has to bring next."""
     if query_id != ledger.owner:
-        which = f"never owned state {ledger.state!r}; its owner is {ledger.owner}"
+        which = f"has no part in state {ledger.state!r}; its owner is {ledger.owner}"
         advice = "Look for that query's checkpoint."
         if query_id in ledger.owners:
             which = f"owned state {ledger.state!r} before {ledger.owner} did"

@@ -170,7 +170,7 @@ class LedgerRecord(msgspec.Struct, frozen=True, kw_only=True, rename=_STORED_NAM
     """The record of one state: its schema, its owner, its last commits, and its attempts.
 
     ``field_counts``  pairs (txid, n): from this txid on, records hold n fields. In the JSON: ``layouts``
-    ``owners``        each query id that ever owned the state, and the batch id that it must bring next
+    ``owners``        each query id that owned the state since a reset, and the batch id that it must bring next
     ``epoch``         rises with each opening; a driver of an older epoch is fenced
     ``session``       a random name of the opening that made this epoch
     ``first_txid``    where the ledger's txids start

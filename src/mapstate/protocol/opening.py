@@ -164,6 +164,8 @@ def _with_fields(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
 def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
     """Hand the state to another streaming query, if its spec says so or the present owner holds nothing in it."""
     owners = {opening.owner: 0} | ledger.owners
+    if ledger.last_txid is None:
+        owners[opening.owner] = 0  # what it counted is gone
     holds_nothing = _holds_nothing(ledger)
     if ledger.seed is not None and opening.on_new_owner != "reset":
         raise seeded_by_another(ledger, opening.owner)
@@ -190,7 +192,7 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
         return msgspec.structs.replace(
             ledger,
             owner=opening.owner,
-            owners=owners,
+            owners={opening.owner: 0},
             in_flight=None,
             floor=ledger.next_txid,
             reset_txid=ledger.next_txid,

@@ -61,8 +61,9 @@ def missing_batches(ledger: LedgerRecord, batch_id: int, due: int, *, accept: bo
         )
     return MissingBatchesError(
         f"state {ledger.state!r}: Spark brings batch {batch_id}, but the state has still to get batch {due} of this "
-        "query. The store lost batches, or the function made no call for them, and needs with_empty_batches. Nothing "
-        f"was written. Rewind the checkpoint (mapstate rewind), or reset the state and replay the source.{way_out} See "
+        "query. The store lost batches, another query reset the state, or the function made no call for them, and "
+        "needs with_empty_batches. Nothing was written. Rewind the checkpoint (mapstate rewind), or reset the state "
+        f"with a new checkpoint, and replay the source.{way_out} See "
         "docs/operating.md#after-a-restored-store-mapstate-rewind",
         state=ledger.state,
         found=batch_id,

@@ -36,7 +36,7 @@ from mapstate.protocol.windows import NEVER, PaneChange, WindowCommit, WindowsRe
 
 def is_complete(ledger: LedgerRecord | None, owner: str) -> bool:
     """Whether the state counts a batch of this query already: then there is nothing to seed."""
-    return ledger is not None and ledger.seed is None and ledger.owners.get(owner, 0) > 0
+    return ledger is not None and ledger.seed is None and ledger.owner == owner and ledger.owners[owner] > 0
 
 
 def open_seed(ledger: LedgerRecord, plan: str, *, listed: int = 0, initial: bool = False) -> LedgerRecord:
