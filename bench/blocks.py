@@ -1,4 +1,4 @@
-"""A state with blocks beside one with a record per key, on Redis.
+"""A state with blocks beside one with a record per key, on Redis; `aerospike_floor` has them on Aerospike.
 
 All are foreachBatch queries over the same files, with 32 keys a block:
 
@@ -20,10 +20,11 @@ from turns import Contestant, Processor, Turns, run_streams, session  # isort: s
 
 import statistics
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -92,9 +93,38 @@ class Measured:
         return sum(turn["Python"] for turn in self.spent[way])
 
 
-def compared(spark: Any, shape: Shape, turns_wanted: int) -> Measured:
+class Spent(NamedTuple):
+    """Of a store until now: processor seconds and bytes in and out; and how much memory it holds."""
+
+    seconds: float
+    wire: float
+    memory: float
+
+
+class Store(NamedTuple):
+    """Where the states are. ``suffix`` is that of their names."""
+
+    url: str
+    spent: Callable[[], Spent]
+    suffix: str = ""
+
+
+def on_redis(spark: Any, shape: Shape, turns: int) -> Measured:
+    """Compare on a server of its own."""
+    with RedisServer().start() as server:
+
+        def spent() -> Spent:
+            with redis.Redis(port=server.port) as client:
+                info: dict[str, Any] = client.info()
+            wire = info["total_net_input_bytes"] + info["total_net_output_bytes"]
+            return Spent(info["used_cpu_user"] + info["used_cpu_sys"], wire, info["used_memory"])
+
+        return compared(spark, shape, turns, Store(server.url, spent))
+
+
+def compared(spark: Any, shape: Shape, turns_wanted: int, store: Store) -> Measured:
     """Measure a shape, and check what all states hold."""
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place, RedisServer().start() as server:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         folder, draw, counts = Path(place), np.random.default_rng(7), np.zeros(shape.keys, dtype=int)
         (folder / "input").mkdir()
         for number in range(turns_wanted + 2):
@@ -104,23 +134,24 @@ def compared(spark: Any, shape: Shape, turns_wanted: int) -> Measured:
             pq.write_table(rows, folder / "input" / f"batch-{number:03d}.parquet", row_group_size=len(users) // 4 or 1)
         stream = newStream("rows", spark.createDataFrame([], "user_id string")).groupBy("user_id")
         names = {STRING: "string", BY_KEY: "by-key", BLOCKS: "blocks"}
+        names = {way: f"{name}{store.suffix}" for way, name in names.items()}
         specs = {
-            STRING: opaque(server.url, names[STRING]),
-            BY_KEY: opaque(server.url, names[BY_KEY], partial_aggregation="never"),
-            BLOCKS: opaque(server.url, names[BLOCKS], blocks=shape.keys // KEYS_OF_BLOCK),
+            STRING: opaque(store.url, names[STRING]),
+            BY_KEY: opaque(store.url, names[BY_KEY], partial_aggregation="never"),
+            BLOCKS: opaque(store.url, names[BLOCKS], blocks=shape.keys // KEYS_OF_BLOCK),
         }
         ways: dict[str, Contestant] = {way: stream.persistentAggregate(spec, n=Count()) for way, spec in specs.items()}
         servers = {way: Server([], []) for way in ways}
         turns, processor = Turns(list(ways)), Processor()
         counted = {
-            way: weighed(server, shape, processor.counted(way, contestant), servers[way])
+            way: weighed(store, shape, processor.counted(way, contestant), servers[way])
             for way, contestant in ways.items()
         }
         run_streams(spark, folder, counted, turns, schema="user_id string")
         of_reads = {way: names[way] for way in (STRING, BLOCKS)}
-        reads = read(server.url, of_reads, counts, draw) if shape.every == 1 else {}
+        reads = read(store.url, of_reads, counts, draw) if shape.every == 1 else {}
         for name in names.values():
-            check(server.url, name, counts)
+            check(store.url, name, counts)
     return Measured(
         {way: own[2:] for way, own in turns.seconds.items()},
         {way: own[2:] for way, own in processor.seconds.items()},
@@ -129,25 +160,19 @@ def compared(spark: Any, shape: Shape, turns_wanted: int) -> Measured:
     )
 
 
-def weighed(server: RedisServer, shape: Shape, contestant: Contestant, spent: Server) -> Contestant:
-    """Keep what the keys of the first batch take in Redis, and what each batch sends and gets."""
+def weighed(store: Store, shape: Shape, contestant: Contestant, server: Server) -> Contestant:
+    """Keep what the keys of the first batch take in the store, and what each batch sends and gets."""
 
     def function(batch_df: Any, batch_id: int) -> None:
-        before = info(server)
+        before = store.spent()
         contestant(batch_df, batch_id)
-        grown = {name: value - before[name] for name, value in info(server).items()}
-        spent.seconds.append(grown["used_cpu_user"] + grown["used_cpu_sys"])
-        spent.wire.append(grown["total_net_input_bytes"] + grown["total_net_output_bytes"])
+        after = store.spent()
+        server.seconds.append(after.seconds - before.seconds)
+        server.wire.append(after.wire - before.wire)
         if not batch_id:
-            spent.bytes_of_key = grown["used_memory"] / shape.keys
+            server.bytes_of_key = (after.memory - before.memory) / shape.keys
 
     return function
-
-
-def info(server: RedisServer) -> dict[str, float]:
-    """The numbers that ``INFO`` has of the server."""
-    with redis.Redis(port=server.port) as client:
-        return {name: value for name, value in client.info().items() if isinstance(value, (int, float))}
 
 
 def read(url: str, names: dict[str, str], counts: Any, draw: np.random.Generator) -> dict[str, dict[str, list[float]]]:
@@ -186,9 +211,9 @@ def check(url: str, name: str, counts: Any) -> None:
 def ask(turns: int = 12, keys: int = 400_000) -> Answer:
     rows, lines, reads, figures = [], [], [], {}
     spark = session()
-    compared(spark, Shape(10_000, 1), 3)  # else Java compiles what the first plans run, while they are timed
+    on_redis(spark, Shape(10_000, 1), 3)  # else Java compiles what the first plans run, while they are timed
     for shape in [Shape(keys, 1), Shape(keys, 4), Shape(keys, 10), Shape(keys, 100)]:
-        measured = compared(spark, shape, turns)
+        measured = on_redis(spark, shape, turns)
         of_string = ratios(measured.seconds[BLOCKS], measured.seconds[STRING])
         of_by_key = ratios(measured.seconds[BLOCKS], measured.seconds[BY_KEY])
         spent = ratios(measured.whole(BLOCKS), measured.whole(STRING))
