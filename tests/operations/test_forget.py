@@ -168,6 +168,16 @@ def test_states_without_a_value_before_forget_in_one_attempt(url, kind):
     assert contents(url) == {SECRET: 2, "other": 1}
 
 
+def test_beside_an_attempt_that_was_left_the_way_is_a_vacuum(url):
+    job = Job(url)
+    job.batch(**{SECRET: 4711471147})
+    job.attempt(**{SECRET: 4712471247})
+    with pytest.raises(UsageError, match="run mapstate vacuum --take-over before"):
+        forgets(url)
+    vacuum(url, "s", take_over=True)
+    assert forgets(url).keys == 1
+
+
 def test_a_transactional_batch_that_has_to_be_repeated_is_not_replaced(url):
     job = Job(url, type="transactional")
     job.batch(**{SECRET: 4711471147})

@@ -71,6 +71,15 @@ def test_the_history_is_batch_0_and_the_stream_goes_on_after_it(spark, history, 
         counts.seed(history.checkpoint)
 
 
+def test_the_checkpoint_of_another_query_that_was_seeded_is_refused(spark, history, tmp_path):
+    url, another = f"sqlite:///{tmp_path}/state.db", str(tmp_path / "another")
+    declared(spark, history, url).seed(history.checkpoint)
+    declared(spark, history, f"{url}-2").seed(another)
+    with pytest.raises(errors.StateOwnershipError, match="belongs to streaming query"):
+        declared(spark, history, url).seed(another)
+    assert contents(url, "visits") == history.truth()
+
+
 def failed(
     spark: Any, history: Visits, url: str, folder: Path, *, call: int, after: bool, kind: Any = opaque, buckets: int = 3
 ) -> Any:

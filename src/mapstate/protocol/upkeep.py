@@ -173,10 +173,12 @@ def _between_batches(ledger: LedgerRecord, session: str, kind: str, *, take_over
     if attempt.batch_id is None and attempt.kind == kind and kind != "vacuum":
         return ledger
     if not take_over:
+        way = (
+            "run mapstate vacuum --take-over before" if kind == "forget" else "take over (take_over=True, --take-over)"
+        )
         raise UsageError(
             f"state {ledger.state!r} has txid {attempt.txid} in flight ({attempt.name}). Nothing was written. Run the "
-            f"{kind} between two batches; or, if the driver of that attempt is gone, take the state over "
-            "(take_over=True, --take-over), which fences the driver."
+            f"{kind} between two batches; or, if the driver of that attempt is gone, {way}, which fences the driver."
         )
     return taken(ledger, session)
 
@@ -415,8 +417,8 @@ def begin_drop(
 
 def _changed_meanwhile(ledger: LedgerRecord, kind: str) -> FencedError:
     return FencedError(
-        f"the ledger of state {ledger.state!r} has changed while a {kind} read the records: a batch has begun. Nothing "
-        f"was written. Run the {kind} again between two batches.",
+        f"the ledger of state {ledger.state!r} has changed while a {kind} read the records: a batch, or another "
+        f"operator's attempt, has begun. Nothing was written. Run the {kind} again between two batches.",
         state=ledger.state,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -42,7 +43,7 @@ def seed_query(
     if positions is not None and len(positions) != 3:
         raise ConfigurationError(f"positions are the columns of topic, partition and offset, not {positions!r}")
     places: Any = None if positions is None else tuple(positions)
-    if not dry_run and _has_batch(query.df, str(checkpoint)):
+    if not dry_run and _has_batch(query.df, str(checkpoint), specs):
         return _together(_reports(specs), state)
     place = f"{checkpoint}-dry-run-{secrets.token_hex(4)}" if dry_run else str(checkpoint)
     reports: list[SeedReport] = []
@@ -72,11 +73,12 @@ def _together(reports: Sequence[SeedReport], state: str | None) -> SeedReport:
     return mine._replace(beside=tuple(report for report in reports if report is not mine))
 
 
-def _has_batch(df: Any, checkpoint: str) -> bool:
-    """Whether the query has ended its batch 0."""
+def _has_batch(df: Any, checkpoint: str, specs: Sequence[Any]) -> bool:
+    """Whether the query has ended its batch 0. False where a state is another query's, as its start says."""
     with suppress(Exception):  # there is none yet
         access_of(df).text(f"{checkpoint}/commits/0")
-        return True
+        query_id = json.loads(access_of(df).text(f"{checkpoint}/metadata"))["id"]
+        return all(ledger is None or ledger.owner == query_id for ledger in map(ledger_of, specs))
     return False
 
 
