@@ -45,7 +45,7 @@ class StateOptions(TypedDict, total=False):
     """
     on_new_owner: OnNewOwner
     """If another streaming query opens the state: "refuse", "adopt" (go on with the stored values, and start where they
-    end), "adopt_unchecked" (start anywhere) or "reset" (start empty).
+    end), "adopt_unchecked" (start anywhere) or "reset" (start empty, with a new checkpoint).
     """
     on_gap: OnGap
     """If the store lacks batches that Spark has finished: "refuse" or "accept" (go on without them)."""
