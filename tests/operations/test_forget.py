@@ -172,7 +172,7 @@ def test_beside_an_attempt_that_was_left_the_way_is_a_vacuum(url):
     job = Job(url)
     job.batch(**{SECRET: 4711471147})
     job.attempt(**{SECRET: 4712471247})
-    with pytest.raises(UsageError, match="run mapstate vacuum --take-over before"):
+    with pytest.raises(UsageError, match="run mapstate vacuum --take-over of an opaque state"):
         forgets(url)
     vacuum(url, "s", take_over=True)
     assert forgets(url).keys == 1

@@ -500,17 +500,21 @@ def test_a_scan_without_a_fence_notices_a_reset_there_and_back_and_nothing_else(
 
 def test_a_table_has_the_columns_of_the_ledger_with_which_it_was_begun(url, monkeypatch):
     Job(url).batch(a=1, b=2)
-    pages = CommittedReads.pages
+    opened = CommittedReads.opened
 
-    def made_anew(*args: Any) -> Any:
-        drop(url, "s")
-        monkeypatch.setattr("states.START", 2 * START)
-        Job(url, fields=(Field("m", "Sum(m)", "bigint"),)).batch(a=10, b=20)
-        return pages(*args)
+    def made_anew_behind(reads: CommittedReads, *, newest: bool = False) -> Any:
+        ledger = opened(reads, newest=newest)
+        if newest:
+            monkeypatch.undo()
+            drop(url, "s")
+            monkeypatch.setattr("states.START", 2 * START)
+            Job(url, fields=(Field("m", "Sum(m)", "bigint"),)).batch(a=10, b=20)
+        return ledger
 
-    monkeypatch.setattr(CommittedReads, "pages", made_anew)
-    with open_reader(url, "s") as reader, pytest.raises(StaleBatchError, match="was reset, dropped or made anew"):
-        reader.to_arrow()
+    with open_reader(url, "s") as reader:
+        monkeypatch.setattr(CommittedReads, "opened", made_anew_behind)
+        with pytest.raises(StaleBatchError, match="was reset, dropped or made anew"):
+            reader.to_arrow()
 
 
 def test_a_scan_goes_on_where_another_query_takes_the_state_over(url):

@@ -17,7 +17,6 @@ from pyspark.sql import functions as F
 from spark_fixtures import AVAILABLE, Visits
 
 from mapstate import ArgMax, Count, CountDistinct, Max, Sum, errors, newStream, opaque, open_reader
-from mapstate.schema import OnNewOwner
 
 pytestmark = pytest.mark.spark
 
@@ -101,17 +100,13 @@ def test_the_checkpoint_of_another_query_is_an_error_of_start_itself(spark, visi
     taken.start(another, trigger=AVAILABLE).awaitTermination()
 
 
-NESTED = "n int, customer struct<country string, id string>"
-BUYERS = [(1, ("de", "c1")), (2, ("at", "c2")), (3, ("de", "c1")), (4, ("de", "c3"))]
-
-
 def test_a_query_that_owned_a_state_before_it_was_reset_counts_anew_or_is_refused(spark, visits, tmp_path):
     """Its number is of what is gone: else the batch that it brings passes for counted."""
     url, first, copy = f"sqlite:///{tmp_path}/state.db", tmp_path / "first", tmp_path / "copy"
 
-    def run(checkpoint: Path, on_new_owner: OnNewOwner = "reset") -> None:
+    def run(checkpoint: Path) -> None:
         rows = newStream("visits", visits.stream(spark)).groupBy("user_id")
-        running = rows.persistentAggregate(opaque(url, on_new_owner=on_new_owner), visits=Count())
+        running = rows.persistentAggregate(opaque(url, on_new_owner="reset"), visits=Count())
         query = running.start(checkpoint, trigger=AVAILABLE)
         try:
             query.awaitTermination()
@@ -132,6 +127,10 @@ def test_a_query_that_owned_a_state_before_it_was_reset_counts_anew_or_is_refuse
     visits.put("3", [("c", 1)])
     with pytest.raises(errors.MissingBatchesError, match="has still to get batch 0.*another query reset the state"):
         run(copy)
+
+
+NESTED = "n int, customer struct<country string, id string>"
+BUYERS = [(1, ("de", "c1")), (2, ("at", "c2")), (3, ("de", "c1")), (4, ("de", "c3"))]
 
 
 def test_an_aggregator_takes_the_field_of_a_struct_as_a_key_does(spark, tmp_path):

@@ -174,8 +174,8 @@ def not_in_flight(ledger: LedgerRecord, txid: int) -> FencedError:
     if attempt is not None and attempt.txid == txid:
         now = "the state was taken over"
     return FencedError(
-        f"state {ledger.state!r}: txid {txid} is not in flight ({now}), so it can never count. A driver or an operator "
-        "has come since. What an operator did is to be called again, with its id.",
+        f"state {ledger.state!r}: txid {txid} is not in flight ({now}), so it can never count: another driver or "
+        "operator has begun since. An operator runs it again, with the same id if it has one.",
         state=ledger.state,
         txid=txid,
     )

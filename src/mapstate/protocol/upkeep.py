@@ -173,12 +173,12 @@ def _between_batches(ledger: LedgerRecord, session: str, kind: str, *, take_over
     if attempt.batch_id is None and attempt.kind == kind and kind != "vacuum":
         return ledger
     if not take_over:
-        way = (
-            "run mapstate vacuum --take-over before" if kind == "forget" else "take over (take_over=True, --take-over)"
-        )
+        way = "take the state over (take_over=True, --take-over), which fences the driver"
+        if kind == "forget":
+            way = "start the job once more, or run mapstate vacuum --take-over of an opaque state, before"
         raise UsageError(
             f"state {ledger.state!r} has txid {attempt.txid} in flight ({attempt.name}). Nothing was written. Run the "
-            f"{kind} between two batches; or, if the driver of that attempt is gone, {way}, which fences the driver."
+            f"{kind} between two batches; or, if the driver of that attempt is gone, {way}."
         )
     return taken(ledger, session)
 
