@@ -23,6 +23,8 @@ from redis.exceptions import RedisError
 from redis_groups import GivenCluster, RedisCluster, SentinelPair
 from servers import GivenRedis, RedisServer, find_redis, find_redis_binary
 
+from mapstate.maps.pane_index import batched
+
 pytest_plugins = ["chaos_table", "spark_fixtures", "aerospike_fixtures"]
 
 SERVERS = {
@@ -139,9 +141,8 @@ def redis_url(redis_server: GivenRedis) -> Iterator[str]:
     url = redis_server.url
     yield f"{url}{'&' if '?' in url else '?'}prefix={prefix}"
     with redis_server.client() as client:
-        keys = list(client.scan_iter(f"{prefix}*", count=10_000))
-        if keys:
-            client.delete(*keys)
+        for keys in batched(client.scan_iter(f"{prefix}*", count=10_000), 10_000):
+            client.unlink(*keys)
 
 
 @pytest.fixture
@@ -202,8 +203,11 @@ def cluster_url(redis_cluster: RedisCluster) -> Iterator[str]:
     yield f"{redis_cluster.url}{'&' if '?' in redis_cluster.url else '?'}prefix={prefix}"
     client: Any = redis_cluster.client()
     with client:
-        for key in client.scan_iter(f"{prefix}*", count=10_000):
-            client.delete(key)
+        for keys in batched(client.scan_iter(f"{prefix}*", count=10_000), 10_000):
+            with client.pipeline() as pipeline:
+                for key in keys:
+                    pipeline.unlink(key)
+                pipeline.execute()
 
 
 @pytest.fixture(scope="session")
