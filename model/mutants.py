@@ -232,6 +232,15 @@ class _ResetKeepsTheNumbersOfOwners(Protocol):
         return after if ledger is None else msgspec.structs.replace(after, owners=after.owners | ledger.owners)
 
 
+class _ResetForgetsWhoKeptTheState(TogetherProtocol):
+    """A state that yields, too: what its query left apart in another store is taken for one that it never had here."""
+
+    def opened(self, ledger: LedgerRecord | None, opening: OpenRequest) -> LedgerRecord:
+        after = super().opened(ledger, opening)
+        was_reset = ledger is not None and after.floor != ledger.floor
+        return msgspec.structs.replace(after, owners={after.owner: 0}) if was_reset else after
+
+
 class _RemovedKeysAreDeleted(Protocol):
     def stored(self, record: Record) -> Record | None:
         return None if record[1] is None else record
@@ -956,6 +965,17 @@ MUTANTS: tuple[Mutant, ...] = (
         "only one's own batches are reconciled",
         _EvensOutItsOwnBatchesAlone,
         Together(name="two stores, a second query adopts", drivers=((0, "refuse"), (1, "adopt")), batches=1),
+        "not even",
+    ),
+    Mutant(
+        "a reset that forgets who kept the state",
+        _ResetForgetsWhoKeptTheState,
+        Together(
+            name="two stores, a query adopts",
+            drivers=((0, "refuse"), (0, "refuse"), (1, "adopt")),
+            batches=1,
+            attempts=2,
+        ),
         "not even",
     ),
     Mutant(

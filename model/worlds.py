@@ -19,6 +19,7 @@ __all__ = ["LARGE", "SMALL", "WIDE"]
 
 _ALONE: Drivers = ((0, "refuse"),)
 _THREE: Drivers = ((0, "refuse"), (0, "refuse"), (0, "refuse"))
+_TWO_AND_AN_ADOPTER: Drivers = ((0, "refuse"), (0, "refuse"), (1, "adopt"))
 _TWO_KEYS = (0, 1)
 _BOTH_OR_ONE = ((1, 1), (0, 1))
 _MAY_BE_REMOVED = ((1,), (2,), (0,))
@@ -116,7 +117,9 @@ SMALL: tuple[World | Together | Replans | Following | Forgetting | Correcting | 
     Together(name="two states in one store, one of them rolled back", stores=(0, 0), attempts=4, rollbacks=1),
     Together(name="two states in two stores", attempts=2),
     Together(name="two states in two stores, begun anew", drivers=_ALONE, failures=1, lost_replies=1),
-    Together(name="two states in two stores, a second query adopts", drivers=((0, "refuse"), (1, "adopt")), batches=1),
+    Together(
+        name="two states in two stores, a second query adopts", drivers=_TWO_AND_AN_ADOPTER, batches=1, attempts=2
+    ),
     Together(name="three states in two stores", stores=(0, 0, 1), attempts=2),
     Together(name="a correction of two stores", drivers=_ALONE, attempts=2, plans=(1,), corrections=2),
     Together(name="a correction of one store", stores=(0, 0), drivers=_ALONE, attempts=2, plans=(1,), corrections=2),

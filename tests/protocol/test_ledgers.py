@@ -170,8 +170,11 @@ def test_a_store_that_was_restarted_behind_the_first_commit_has_the_batch_begun_
     assert last(ledgers) == [0, 0]
 
 
-def test_what_another_query_left_apart_is_even_before_it_is_adopted(apart):
+@pytest.mark.parametrize("gave_up", [False, True])
+def test_what_another_query_left_apart_is_even_before_it_is_adopted(apart, gave_up):
     left_apart(apart)
+    if gave_up:  # its next driver dies once it has opened a state that holds nothing, which yields then
+        OneLedger.open(apart[1], opening(state=NAMES[1]))
     ledgers, attempt = started(apart, 0, owner="new", on_new_owner="adopt_unchecked")
     assert last(ledgers) == [None, None]
     ledgers.commit(commits(ledgers, attempt))

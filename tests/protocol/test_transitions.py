@@ -134,7 +134,7 @@ def test_an_owner_whose_first_batch_failed_leaves_the_state_to_another(kind, pol
     ledger = give_up(ledger, "session-1")
     assert ledger.fence().closed
     after = opened(kind, ledger=ledger, owner="query-2", session="session-2", on_new_owner=policy)
-    assert (after.owner, after.owners, after.in_flight) == ("query-2", {"query-2": 0}, None)
+    assert (after.owner, after.owners, after.in_flight) == ("query-2", {"query-1": 0, "query-2": 0}, None)
     assert after.floor == left.txid + 1
     after = committed(after, 0)
     record = OpaqueValue(left.txid, 1, None)
@@ -688,7 +688,8 @@ class Ledgers(RuleBasedStateMachine):
         self.due.setdefault(owner, 0)
         yielded = not self.counts and self.ledger.floor == self.ledger.next_txid
         if not same and (how == "reset" or yielded):
-            self.attempts, self.counts, self.due = {}, set(), {owner: 0}
+            kept = {name: due for name, due in self.due.items() if not due}
+            self.attempts, self.counts, self.due = {}, set(), kept | {owner: 0}
             assert self.ledger.floor == self.ledger.next_txid
         elif not same and not self.counts:
             self.due[owner] = 0

@@ -192,7 +192,7 @@ def _with_owner(ledger: LedgerRecord, opening: OpenRequest) -> LedgerRecord:
         return msgspec.structs.replace(
             ledger,
             owner=opening.owner,
-            owners={opening.owner: 0},
+            owners={opening.owner: 0} | {owner: 0 for owner, due in ledger.owners.items() if not due},
             in_flight=None,
             floor=ledger.next_txid,
             reset_txid=ledger.next_txid,
