@@ -10,7 +10,7 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "scripts" / "weight.py"
 # The goal is 32,000 lines. A change that makes the house lighter lowers its bounds. A new feature that
 # cannot do without raising one says in its commit why.
-MOST = {"files": 244, "lines": 48_781, "head": 7_526, "one_importer": 52, "vague_names": 60, "words_of_docs": 78_977}
+MOST = {"files": 244, "lines": 48_788, "head": 7_527, "one_importer": 52, "vague_names": 60, "words_of_docs": 78_977}
 
 
 @pytest.fixture(scope="module")

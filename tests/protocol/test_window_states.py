@@ -161,6 +161,19 @@ def test_a_lost_part_of_the_index_is_an_error_for_readers_and_where_a_window_fir
         list(fired.pages(iter([panes])))
 
 
+def test_windows_that_a_later_attempt_writes_are_passed_on_by_nobody(url):
+    """A correction writes records of windows whose batch counts while its driver reads them."""
+    state = Tens(url, "s")
+    state.batch({5: {"a": 1}}, watermark=15)
+    fired = FiredTask(opaque(url, "s"), state.record, range(10, 11, 10))
+    state.write(state.begin(), {0: {"a": 2}})
+    panes = pa.RecordBatch.from_pydict(
+        {"pane": [0] * state.record.windows.width, "partition": [*range(state.record.windows.width)]}
+    )
+    with pytest.raises(errors.FencedError, match="an operator has taken over"):
+        list(fired.pages(iter([panes])))
+
+
 def test_a_vacuum_rewrites_the_index_by_its_own_codec(url):
     """Else an orphaned head would count, once its txid is forgotten."""
     state = Tens(url, "s")

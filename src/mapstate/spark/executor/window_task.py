@@ -22,6 +22,7 @@ from mapstate.errors import (
     AggregatorError,
     FencedError,
     SerializationError,
+    StaleBatchError,
     ValueOverflowError,
     cut,
     of_first_key,
@@ -253,8 +254,8 @@ class FiredTask:
     """Reads the panes of fired windows. Picklable. A row is a pane and a partition.
 
     Gives out, for each key and window, the window's end, the rest of the key, the pane, and the value packed;
-    `JoinTask` takes these. Raises FencedError where a newer driver has taken over or the windows are gone, and
-    StoreLostError where a key that the index names has no record.
+    `JoinTask` takes these. Raises FencedError where another driver or an operator has taken over or the windows are
+    gone, and StoreLostError where a key that the index names has no record.
     """
 
     def __init__(self, spec: StateSpec, record: LedgerRecord, ends: range) -> None:
@@ -281,13 +282,17 @@ class FiredTask:
             places = (place for batch in batches for place in zip(*batch.to_pydict().values(), strict=True))
             unsure: list[Page] = []
             keys = 0
-            for page in (page for pane, partition in places for page in self._pages(reads, pane, partition)):
-                unsure.append(page)
-                keys += len(page.values)
-                if keys >= self.spec.chunk_size:
-                    self.check_ledger(reads.store)
-                    yield from unsure
-                    unsure, keys = [], 0
+            try:
+                for page in (page for pane, partition in places for page in self._pages(reads, pane, partition)):
+                    unsure.append(page)
+                    keys += len(page.values)
+                    if keys >= self.spec.chunk_size:
+                        self.check_ledger(reads.store)
+                        yield from unsure
+                        unsure, keys = [], 0
+            except StaleBatchError:
+                self.check_ledger(reads.store, is_overtaken=True)
+                raise
             self.check_ledger(reads.store)  # also without one: an index that a purge has removed names no keys
             yield from unsure
 
@@ -314,13 +319,15 @@ class FiredTask:
         for rests in key_pages(reads.index, part, lost):
             yield from batched(rests, self.spec.chunk_size)
 
-    def check_ledger(self, store: Any) -> None:
-        """Raises FencedError, see the class."""
+    def check_ledger(self, store: Any, *, is_overtaken: bool = False) -> None:
+        """Raises FencedError, see the class; ``is_overtaken`` where a record is newer, also if an attempt has begun."""
         now = read_ledger(store, self.spec.state)
-        if now.windows is None or now.epoch != self.record.epoch or now.windows.purged >= self.ends[0]:
+        is_overtaken = is_overtaken and now.next_txid > self.record.next_txid
+        is_gone = now.windows is None or now.windows.purged >= self.ends[0]
+        if is_gone or is_overtaken or now.epoch != self.record.epoch:
             raise FencedError(
-                f"state {self.spec.state!r}: another driver has taken over, or a later batch has begun, while the "
-                "windows of a batch were read. What was read is given out nowhere.",
+                f"state {self.spec.state!r}: another driver or an operator has taken over, or a later batch has begun, "
+                "while the windows of a batch that counts were read. What was read is given out nowhere.",
                 state=self.spec.state,
             )
 
