@@ -9,6 +9,8 @@ minutes, so tiles are those of a job. Both are read by `open_reader`, by turns; 
     two columns          `multi_get` of all keys with ``columns=`` of one window
     same bytes           `multi_get` of a plain state whose only field has as many bytes as a record with tiles: what
                          a library would take that needs no time to decode and to join
+    blocks               raw MGET of as many bytes as blocks of 32 such records have, one for each key read, as in a
+                         state of far more keys than are read
     by HTTP              POST of 1,000 keys to `mapstate serve`
     a week by the hour   of 50 keys, beside `windows()` of sliding windows with the same rows, 168 panes a key
     during a batch       the same as 1,000 keys, while an attempt has written all keys and is not committed
@@ -57,6 +59,7 @@ START = 20_700 * DAY
 FIVE_MINUTES = 300_000_000
 ROWS_A_DAY = {"a row each 5 minutes": 288.0, "10 rows a day": 10.0, "a row a week": 1 / 7}
 WEEK = 168
+KEYS_OF_BLOCK = 32
 WINDOWS = RollingWindows.of("1 hour", "24 hours", "7 days", "30 days", LIFETIME)
 AGGREGATORS = {"clicks": Count(), "spend": Sum("amount")}
 FIELDS = tuple(Field(name, one.describe(), "bigint") for name, one in AGGREGATORS.items())
@@ -232,6 +235,8 @@ def ask(keys: int = 1000, turns: int = 15) -> Answer:
         with server.client() as client:
             memory = {name: _memory(client, name) for name in ("plain", "rolling")}
             sizes = {card: client.strlen(f"rolling:{card}") for card in cards}
+            blocks = {card: bytes(sum(draw.choices([*sizes.values()], k=KEYS_OF_BLOCK))) for card in cards}
+            client.mset({f"block:{card}": block for card, block in blocks.items()})
         same = {card: bytes(size) for card, size in sizes.items()}
         made_of_one_batch(
             server.url, "same", (KeyField("card", "string"),), (Field("raw", "Max(raw)", "binary"),), same
@@ -242,6 +247,7 @@ def ask(keys: int = 1000, turns: int = 15) -> Answer:
             open_reader(server.url, "rolling") as features,
             open_reader(server.url, "same") as bare,
             serving(server.url) as served,
+            server.client() as raw,
         ):
             for card, found in zip(cards, features.multi_get(cards, at="watermark"), strict=True):
                 assert (found is None) == (card not in truth)
@@ -255,6 +261,7 @@ def ask(keys: int = 1000, turns: int = 15) -> Answer:
                 ways[f"plain {count}"] = lambda some=some: flat.multi_get(some)
                 ways[f"rolling {count}"] = lambda some=some: features.multi_get(some)
                 ways[f"same bytes {count}"] = lambda some=some: bare.multi_get(some)
+                ways[f"blocks {count}"] = lambda some=some: raw.mget([f"block:{card}" for card in some])
             columns = ["clicks_7_days", "spend_7_days"]
             ways["two columns 1000"] = lambda: features.multi_get(cards, columns=columns)
             seconds = _by_turns(ways, turns)
@@ -275,6 +282,15 @@ def ask(keys: int = 1000, turns: int = 15) -> Answer:
                     "2 plain values",
                     ratios(seconds[f"same bytes {count}"], seconds[f"plain {count}"]),
                     note="what the goal above would be for a library that takes no time to decode and to join",
+                )
+                for count in _names()
+            ),
+            *(
+                Row(
+                    f"raw MGET of the blocks of {int(count):,} key{'s' if count != '1' else ''}",
+                    "ten features of them",
+                    ratios(seconds[f"blocks {count}"], seconds[f"rolling {count}"]),
+                    note="what rolling windows in blocks would take, of a record per key, if nothing decoded them",
                 )
                 for count in _names()
             ),
