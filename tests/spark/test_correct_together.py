@@ -126,7 +126,7 @@ def faulty(tmp_path: Path) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize("url", ["sqlite"], indirect=True)
-@pytest.mark.parametrize("where", [0, 1], ids=["the first store", "the second store"])
+@pytest.mark.parametrize("where", [full(0), 1], ids=["the first store", "the second store"])
 @pytest.mark.parametrize(
     ("point", "after"),
     [

@@ -103,7 +103,7 @@ def contents(url, state="totals"):
         return {key[0]: tuple(value.values()) for key, value in reader.scan()}
 
 
-@pytest.mark.parametrize("blocks", [None, 2])
+@pytest.mark.parametrize("blocks", [None, full(2)])
 def test_a_stream_has_the_state_at_first_and_then_what_each_commit_wrote(blocks, spark, url, orders, tmp_path):
     orders.come(("DE", 1), ("FR", 2))
     orders.count(spark, url, blocks=blocks)
@@ -451,7 +451,7 @@ KILLS: dict[str, dict[str, Any]] = {
 @pytest.mark.redis
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("number", "blocks"), [(1, None), (1, 3), full(len(KILLS), None), full(len(KILLS), 3)], ids=str
+    ("number", "blocks"), [full(1, None), (1, 3), full(len(KILLS), None), full(len(KILLS), 3)], ids=str
 )
 def test_a_copy_is_right_whenever_the_driver_is_killed_and_replays_other_rows(
     number, blocks, spark, visits, tmp_path, redis_url

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from cases import full
 from partitioned_log import SCHEMA, PartitionedLog
 from spark_fixtures import AVAILABLE, DATA_SOURCE, ONE_STORE_OF_BYTES, contents
 
@@ -63,8 +64,10 @@ def refused(counts: Any, log: PartitionedLog, url: Any, match: str, dry_runs: An
 
 
 @pytest.mark.parametrize("each_url", ONE_STORE_OF_BYTES, indirect=True)
-@pytest.mark.parametrize("kind", [opaque, transactional])
-@pytest.mark.parametrize("start", [(60, 0), (80, 70)])
+@pytest.mark.parametrize(
+    ("start", "kind"),
+    [((60, 0), opaque), full((60, 0), transactional), full((80, 70), opaque), ((80, 70), transactional)],
+)
 def test_a_stream_that_starts_before_the_end_of_the_history_or_at_it_counts_each_row_once(
     spark, log, each_url, kind, start
 ):
@@ -109,16 +112,16 @@ def and_also(**changes: Any) -> Any:
             without(*((1, at) for at in range(70))),
             "offsets 0 to 69 of partition visits 1 .* has none of visits 1",
         ),
-        ((80, 70), without((0, 79)), "offsets 79 to 79 of partition visits 0"),
+        full((80, 70), without((0, 79)), "offsets 79 to 79 of partition visits 0"),
         ((80, 70), without((1, 17), (1, 30)), "2 offsets of partition visits 1 below .*70, .* the first one is 17"),
-        ((80, 70), without((0, 0)), "1 offsets of partition visits 0 below .*80, .* the first one is 0"),
-        ((80, 70), and_also(), "1 rows of partition visits 0 whose offset is there before"),
+        full((80, 70), without((0, 0)), "1 offsets of partition visits 0 below .*80, .* the first one is 0"),
+        full((80, 70), and_also(), "1 rows of partition visits 0 whose offset is there before"),
         ((80, 70), lambda rows: and_also()(without((0, 5))(rows)), "whose offset is there before"),
-        ((80, 70), and_also(offset=None), "1 rows of the history have no topic, partition or offset"),
+        full((80, 70), and_also(offset=None), "1 rows of the history have no topic, partition or offset"),
         ((80, 70), and_also(topic=None, offset=90), "1 rows of the history have no topic, partition or offset"),
-        ((80, 70), and_also(partition=None), "1 rows of the history have no topic, partition or offset"),
+        full((80, 70), and_also(partition=None), "1 rows of the history have no topic, partition or offset"),
         ((80, 70), and_also(topic="others"), "1 rows of partitions that the stream did not read .* others 0"),
-        ((80, 70), and_also(partition=2, offset=0), "1 rows of partitions that the stream did not read .* visits 2"),
+        full((80, 70), and_also(partition=2, offset=0), "1 rows of partitions that the stream .* visits 2"),
         ((80, 70), and_also(offset=-1), "has the offset -1 in partition visits 0"),
     ],
 )
@@ -191,7 +194,7 @@ def test_a_query_that_is_started_without_its_seed_is_refused_and_the_seed_goes_o
     assert sum(value["visits"] for value in contents(url, "visits").values()) == 200
 
 
-@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("after", [full(False), True])
 def test_a_seed_that_died_goes_on_with_its_stage_whatever_has_become_of_the_history(spark, log, tmp_path, url, after):
     starts(log, 60, 20)
     history = log.table(spark, ends=(80, 70))

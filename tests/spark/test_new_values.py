@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import full
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -485,8 +486,9 @@ def between(spark: SparkSession, visits: Visits, url: str, other: str, kind: str
         assert (counts.ledger().last_commit.batch_id, second.ledger().last_commit.batch_id) == (1, 0)
 
 
-@pytest.mark.parametrize("kind", FOLLOWED)
-@pytest.mark.parametrize("is_apart", [False, True], ids=["one store", "two stores"])
+@pytest.mark.parametrize(
+    ("kind", "is_apart"), [full("new values", False), ("new values", True), ("fired", False), full("fired", True)]
+)
 def test_no_key_is_forgotten_that_a_state_that_follows_has_still_to_get(spark, visits, tmp_path, kind, is_apart):
     url = f"sqlite:///{tmp_path}/counts.db"
     other = f"sqlite:///{tmp_path}/second.db" if is_apart else url
@@ -516,7 +518,7 @@ def test_a_state_that_follows_and_is_gone_does_not_keep_a_key_from_being_forgott
     assert forget(url, "counts", FORGOTTEN, id="ticket", beside=gone).keys == 1
 
 
-@pytest.mark.parametrize("kind", FOLLOWED)
+@pytest.mark.parametrize("kind", [full("new values"), "fired"])
 def test_a_batch_that_comes_again_needs_no_key_that_all_have_got(spark, visits, tmp_path, kind):
     """The driver died in front of Spark's own commit: what follows counts the batch, and a key is forgotten since."""
     url = f"sqlite:///{tmp_path}/counts.db"
@@ -566,7 +568,7 @@ def test_no_vacuum_drops_a_removed_key_that_a_state_that_follows_has_still_to_ge
     assert contents(other, "sizes") == {(2,): {"levels": 1}}
 
 
-@pytest.mark.parametrize("kind", FOLLOWED)
+@pytest.mark.parametrize("kind", [full("new values"), "fired"])
 def test_a_state_that_follows_and_went_back_is_refused_before_the_first_one_goes_on(spark, visits, tmp_path, kind):
     url, place = f"sqlite:///{tmp_path}/counts.db", f"sqlite:///{tmp_path}/second.db"
     for name, rows in (("a", [("x", 1), ("y", 2)]), ("b", [("x", 200), ("z", 200)])):
@@ -611,7 +613,9 @@ def test_a_first_state_whose_ledger_is_lost_says_so_itself(redis_url, redis_serv
 BEHIND_WINDOWS = ("behind fired windows", "of a state that follows, too")
 
 
-@pytest.mark.parametrize("kind", ["the state that is asked", "another one that is asked", *BEHIND_WINDOWS])
+@pytest.mark.parametrize(
+    "kind", [full("the state that is asked"), "another one that is asked", full(BEHIND_WINDOWS[0]), BEHIND_WINDOWS[1]]
+)
 def test_what_a_query_after_the_commit_has_still_to_ask_is_not_forgotten(spark, visits, tmp_path, kind):
     url, place = f"sqlite:///{tmp_path}/counts.db", f"sqlite:///{tmp_path}/second.db"
 
