@@ -392,9 +392,12 @@ LARGE: tuple[World | Together | Replans | Following | Forgetting | Correcting | 
     Together(name="a correction of three states in two stores", stores=(0, 0, 1), drivers=_ALONE, corrections=2),
     Following(name="a state that is followed for long", attempts=4),
     Forgetting(name="a key that is forgotten, and again", attempts=2),
-    Correcting(name="two corrections that are repeated", ids=(0, 1, 0), attempts=3, rollbacks=2),
+    Correcting(name="two corrections that are repeated", ids=(0, 1, 0), rollbacks=2),
     Correcting(
-        name="a recount and a correction that are repeated", ids=(0, 1, 0), recounts=(0,), attempts=3, rollbacks=2
+        name="a recount and a correction that are repeated", drivers=1, ids=(0, 1, 0), recounts=(0,), rollbacks=2
+    ),
+    Correcting(
+        name="a recount and a correction that are repeated, two drivers", ids=(0, 1, 0), recounts=(0,), attempts=1
     ),
     Swapping(name="three swaps beside batches", operators=(_TO_NEW, ("swap", None), ("swap", 0)), batches=(2, 2)),
     Swapping(
