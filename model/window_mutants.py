@@ -261,7 +261,7 @@ class _PurgesAPageAsAWhole(WindowRules):
 
 class _NeverReadsAgain(WindowRules):
     def patches(self) -> list[tuple[Any, str, Any]]:
-        return [(committed, "_purged", lambda _: None)]
+        return [(committed, "purged", lambda _: None)]
 
 
 class _TheHighestMarkEver(WindowRules):

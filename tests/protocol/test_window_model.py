@@ -30,6 +30,11 @@ def test_each_rule_of_windows_is_needed(mutant):
     assert mutant.found(500) is not None
 
 
+@pytest.mark.parametrize("mutant", WINDOW_MUTANTS, ids=lambda one: one.name)
+def test_each_mutant_changes_what_is_there(mutant):
+    assert [name for owner, name, _ in mutant.rules().patches() if not hasattr(owner, name)] == []
+
+
 def test_a_seed_is_one_schedule():
     setting = SETTINGS[0]
     assert play(7, setting) == play(7, setting)
